@@ -1,0 +1,1 @@
+"""Benchmarks: what `python -m engine bench NAME` runs."""

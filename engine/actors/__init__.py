@@ -1,0 +1,1 @@
+"""The actor runtime, and one synchronous core a subsystem."""

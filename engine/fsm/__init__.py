@@ -1,0 +1,1 @@
+"""Declared state machines: spec files to compiled tables, library machines, diagrams and searches."""

@@ -1,0 +1,1 @@
+"""Kernels; each has its plain-torch oracle."""

@@ -1,0 +1,1 @@
+"""Pages and pools: who holds what, and the tensors behind it."""

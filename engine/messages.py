@@ -1,0 +1,254 @@
+"""Every message of the engine, grouped by receiver. One message a step, columns not objects.
+
+Columns are little-endian bytes, viewed with `numpy.frombuffer`; their type and length stand beside the field.
+Times are seconds. Request ids are int64, unique for a server's life, given by ingress.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+
+class Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Base of all messages; array-like on the wire, tagged with the class name."""
+
+
+# Finish codes, uint8, in StepOut.finish and Finished.reason.
+GOES_ON, STOP_EOS, STOP_TOKEN, STOP_STRING, LENGTH, ABORTED, FAILED = range(7)
+
+
+# ---- any receiver -------------------------------------------------------------------------------
+
+
+class Hello(Message, frozen=True):
+    """First frame of every link, in both directions."""
+
+    version: int
+    spec_hash: str
+    name: str
+
+
+class Stop(Message, frozen=True):
+    """Supervisor or shutdown coordinator -> any core: finish and stop."""
+
+    reason: str = ""
+
+
+# ---- rank ---------------------------------------------------------------------------------------
+
+
+class Sampling(Message, frozen=True):
+    """How to sample one request, validated by ingress.
+
+    top_k       0 means off
+    seed        int64; ingress draws one for requests that gave none
+    logit_bias  (token id, bias) pairs
+    logprobs    -1 none, 0 the chosen token's, k > 0 also the k best
+    """
+
+    max_new_tokens: int
+    min_new_tokens: int = 0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    seed: int = 0
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    logprobs: int = -1
+    prompt_logprobs: int = -1
+
+
+class Submit(Message, frozen=True):
+    """Ingress -> rank: one request.
+
+    prompt         int32[n] token ids, n >= 1
+    child          0..n-1, which of the `n` completions of one HTTP request this is; part of the sampling key
+    grammar_key    empty: none
+    deadline_s     seconds from receipt after which the request is aborted; 0: none
+    timing         seconds since the epoch: API receive, tokenise start, tokenise end, dispatch
+    """
+
+    request_id: int
+    prompt: bytes
+    sampling: Sampling
+    route: int = -1
+    child: int = 0
+    grammar_key: str = ""
+    cache_salt: str = ""
+    priority: int = 0
+    bootstrap_room: int = -1
+    deadline_s: float = 0.0
+    timing: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0)
+
+
+class SubmitBatch(Message, frozen=True):
+    """Ingress -> rank: requests that are enqueued whole before the next batch is formed (I3)."""
+
+    items: tuple[Submit, ...]
+
+
+class Abort(Message, frozen=True):
+    """Ingress or detokenizer -> rank: end a request now. `reason` is a finish code."""
+
+    request_id: int
+    reason: int = ABORTED
+
+
+class Peer(Message, frozen=True):
+    """Rank -> every other rank, once an epoch: what this rank wants of the step."""
+
+    epoch: int
+    src: int
+    values: tuple[int, ...]
+
+
+class StepDone(Message, frozen=True):
+    """Device thread -> rank: the step's results are on the host.
+
+    epoch      of the RunStep that this answers
+    counts     uint8[B] sampled tokens of each row group, 0 for a prefill chunk that isn't the last
+    token_ids  int32[sum counts]
+    failed     (row, message) of rows whose sampling failed; their counts are 0 (I15)
+    logprobs   None where no row asked
+    """
+
+    epoch: int
+    counts: bytes
+    token_ids: bytes
+    failed: tuple[tuple[int, str], ...] = ()
+    logprobs: "LogprobColumns | None" = None
+    seconds: float = 0.0
+
+
+class Tick(Message, frozen=True):
+    """Timer -> rank: publish a snapshot, check deadlines. `now_s` is the loop's monotonic clock."""
+
+    now_s: float
+
+
+# ---- device thread ------------------------------------------------------------------------------
+
+
+class SlotBind(Message, frozen=True):
+    """Rank -> device, inside RunStep: a request slot is (re)bound; its committed length becomes 0.
+
+    prompt  int32[n] of the whole prompt (penalties count it); empty where penalties are off
+    """
+
+    slot: int
+    generation: int
+    request_id: int
+    child: int
+    sampling: Sampling
+    prompt: bytes = b""
+
+
+class RunStep(Message, frozen=True):
+    """Rank -> device: one step. B row groups (one a request), T tokens in all.
+
+    slots, generations  int32[B]; slot 0 is the padding sink and never appears
+    starts              int32[B] position of the first new token (without speculation exact)
+    counts              int32[B] new tokens of each request, >= 1
+    tokens              int32[T]; -1 takes the slot's relay token, the last one sampled on the device
+    samples             uint8[B] 1 where the group's last row is sampled
+    pages               int32[P,4] rows (slot, logical page, full page id, window page id): new table entries
+    binds               slots that are (re)bound before this step
+    """
+
+    epoch: int
+    mode: str  # "extend", "decode", "mixed", "idle"
+    slots: bytes
+    generations: bytes
+    starts: bytes
+    counts: bytes
+    tokens: bytes
+    samples: bytes
+    pages: bytes = b""
+    binds: tuple[SlotBind, ...] = ()
+
+
+# ---- detokenizer --------------------------------------------------------------------------------
+
+
+class LogprobColumns(Message, frozen=True):
+    """Logprobs of a step's emitted tokens (n = sum of counts), natural log, of the target's raw distribution.
+
+    chosen       float32[n]
+    top_counts   uint8[n]
+    top_ids      int32[sum top_counts]
+    top_values   float32[sum top_counts]
+    prompt_rows  int32[m,2] (row group, position) of prompt logprobs in this step; then the same four columns for them
+    """
+
+    chosen: bytes
+    top_counts: bytes
+    top_ids: bytes
+    top_values: bytes
+    prompt_rows: bytes = b""
+    prompt_chosen: bytes = b""
+    prompt_top_counts: bytes = b""
+    prompt_top_ids: bytes = b""
+    prompt_top_values: bytes = b""
+
+
+class StepOut(Message, frozen=True):
+    """Rank -> detokenizer, once a step. Ragged columns over B requests.
+
+    request_ids int64[B]   counts uint8[B]   token_ids int32[sum counts]   finish uint8[B] (finish codes)
+    """
+
+    epoch: int
+    rank: int
+    request_ids: bytes
+    counts: bytes
+    token_ids: bytes
+    finish: bytes
+    logprobs: LogprobColumns | None = None
+
+
+class RequestFailed(Message, frozen=True):
+    """Rank -> detokenizer: the terminal event of a request that ended outside a step or by an error (I11).
+
+    reason  finish code, ABORTED or FAILED; status  HTTP status
+    """
+
+    request_id: int
+    reason: int
+    status: int
+    message: str
+
+
+class Snapshot(Message, frozen=True):
+    """Rank -> api, when idle too: load and life of one rank. `wall_s` is the wall clock at publication."""
+
+    rank: int
+    wall_s: float
+    state: str
+    running: int
+    waiting: int
+    full_pages_free: int
+    full_pages_total: int
+    window_pages_free: int
+    window_pages_total: int
+    counters: dict[str, float] = {}
+
+
+class Watch(Message, frozen=True):
+    """Ingress -> detokenizer, before Submit: a request whose text will be wanted.
+
+    sink          opaque handle of the HTTP side's bounded buffer (in process only)
+    stop          stop strings
+    """
+
+    request_id: int
+    sink: Any
+    stop: tuple[str, ...] = ()
+    keep_stop: bool = False
+    skip_special_tokens: bool = True

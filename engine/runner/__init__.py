@@ -1,0 +1,1 @@
+"""Forward batches, their execution, sampling and commits."""
