@@ -1,0 +1,101 @@
+"""Every setting of a server, with its unit, its default and the flag that sets it.
+
+`Settings` is the one place that knows defaults; `add_arguments` turns it into flags and `from_arguments` reads
+them back, so a flag can't exist without a field, nor a field without a help text.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from engine.errors import ConfigError
+
+PAGE_TOKENS = 256
+"""Tokens of one logical page; fixed by the cache layout (256 window, 64 c4, 2 c128 rows)."""
+
+NANO = Path(__file__).parent / "assets" / "nano"
+"""The model that ships with the package."""
+
+
+def _flag(default: Any, say: str, *names: str, choices: tuple[str, ...] = ()) -> Any:
+    return field(default=default, metadata={"say": say, "names": names, "choices": choices})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """All settings of one server. Sizes in tokens or requests, times in seconds."""
+
+    model_path: str = _flag(str(NANO), "checkpoint folder; the shipped small model by default", "--model")
+    served_model_name: str = _flag("", "name in /v1/models; the folder's name by default")
+    host: str = _flag("127.0.0.1", "address to listen on")
+    port: int = _flag(30000, "port to listen on")
+    api_key: str = _flag("", "bearer token that clients must send; empty: none")
+    load_format: str = _flag(
+        "auto", "auto reads the checkpoint; dummy makes random weights of its geometry", choices=("auto", "dummy")
+    )
+    device: str = _flag("cpu", "cpu or cuda", choices=("cpu", "cuda"))
+    dtype: str = _flag("float32", "activation and dense weight type", choices=("float32", "bfloat16"))
+    deterministic: bool = _flag(
+        False, "row invariance: a result doesn't depend on its batch", "--enable-deterministic-inference"
+    )
+    threads: int = _flag(0, "compute threads on the CPU; 0 measures at start-up")
+    context_length: int = _flag(0, "longest prompt plus output in tokens; 0 takes the model's")
+    max_total_tokens: int = _flag(0, "tokens of full cache; 0 sizes it from the free memory")
+    mem_fraction_static: float = _flag(0.5, "share of free memory for weights and cache, where sized from memory")
+    swa_full_tokens_ratio: float = _flag(0.5, "window pages for each full page, before the minimum per request")
+    max_running_requests: int = _flag(64, "requests that hold a slot")
+    max_queued_requests: int = _flag(512, "requests that wait; beyond it 429")
+    chunked_prefill_size: int = _flag(1024, "most prompt tokens of one step")
+    max_body_bytes: int = _flag(16 << 20, "longest HTTP body; beyond it 413")
+    max_n: int = _flag(16, "most completions of one request")
+    max_top_logprobs: int = _flag(20, "most top logprobs of one token")
+    stream_buffer: int = _flag(256, "chunks kept for a slow client before it is aborted")
+    drain_s: float = _flag(30.0, "seconds that running requests get at shutdown")
+    watchdog_s: float = _flag(300.0, "seconds a step may take before the rank is declared dead", "--watchdog-timeout")
+    snapshot_s: float = _flag(0.5, "seconds between load snapshots, when idle too")
+    dp_size: int = _flag(1, "data-parallel ranks", "--dp")
+    log_level: str = _flag("info", "log level", choices=("debug", "info", "warning", "error"))
+
+    def __post_init__(self) -> None:
+        positive = ("max_running_requests", "max_queued_requests", "chunked_prefill_size", "max_body_bytes", "max_n")
+        for name in positive:
+            if getattr(self, name) < 1:
+                raise ConfigError(f"--{name.replace('_', '-')} is {getattr(self, name)}, but must be at least 1")
+        if not 0.0 < self.mem_fraction_static <= 1.0:
+            raise ConfigError(f"--mem-fraction-static is {self.mem_fraction_static}, but must be in (0, 1]")
+        if self.dp_size != 1:
+            raise ConfigError(f"--dp-size is {self.dp_size}, but this version runs one rank")
+
+    @property
+    def model_name(self) -> str:
+        """The name that clients use."""
+        return self.served_model_name or Path(self.model_path).resolve().name
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """One flag a field, in the field's order, with its default in the help."""
+    for item in dataclasses.fields(Settings):
+        names = ("--" + item.name.replace("_", "-"), *item.metadata["names"])
+        say = item.metadata["say"]
+        if isinstance(item.default, bool):
+            parser.add_argument(*names, dest=item.name, action="store_true", default=item.default, help=say)
+            continue
+        shown = "" if item.default in ("", 0) else f" (default {item.default})"
+        parser.add_argument(
+            *names,
+            dest=item.name,
+            type=type(item.default),
+            default=item.default,
+            choices=item.metadata["choices"] or None,
+            metavar=None if item.metadata["choices"] else item.name.upper(),
+            help=say.replace("%", "%%") + shown,
+        )
+
+
+def from_arguments(args: argparse.Namespace) -> Settings:
+    """The settings that these parsed flags say; ConfigError names a bad value."""
+    return Settings(**{item.name: getattr(args, item.name) for item in dataclasses.fields(Settings)})
