@@ -1,0 +1,1 @@
+"""How the shipped model was made: data, tokenizer, model, training loop, export."""
