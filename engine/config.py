@@ -1,7 +1,7 @@
 """Every setting of a server, with its unit, its default and the flag that sets it.
 
-`Settings` is the one place that knows defaults; `add_arguments` turns it into flags and `from_arguments` reads
-them back, so a flag can't exist without a field, nor a field without a help text.
+`Settings` is the one place that knows defaults; `add_arguments` turns it into flags and `from_arguments`
+reads them back, so a flag can't exist without a field, nor a field without a help text.
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ class Settings:
     port: int = _flag(30000, "port to listen on")
     api_key: str = _flag("", "bearer token that clients must send; empty: none")
     load_format: str = _flag(
-        "auto", "auto reads the checkpoint; dummy makes random weights of its geometry", choices=("auto", "dummy")
+        "auto",
+        "auto reads the checkpoint; dummy makes random weights of its geometry",
+        choices=("auto", "dummy"),
     )
     device: str = _flag("cpu", "cpu or cuda", choices=("cpu", "cuda"))
     dtype: str = _flag("float32", "activation and dense weight type", choices=("float32", "bfloat16"))
@@ -45,8 +47,12 @@ class Settings:
     threads: int = _flag(0, "compute threads on the CPU; 0 measures at start-up")
     context_length: int = _flag(0, "longest prompt plus output in tokens; 0 takes the model's")
     max_total_tokens: int = _flag(0, "tokens of full cache; 0 sizes it from the free memory")
-    mem_fraction_static: float = _flag(0.5, "share of free memory for weights and cache, where sized from memory")
-    swa_full_tokens_ratio: float = _flag(0.5, "window pages for each full page, before the minimum per request")
+    mem_fraction_static: float = _flag(
+        0.5, "share of free memory for weights and cache, where sized from memory"
+    )
+    swa_full_tokens_ratio: float = _flag(
+        0.5, "window pages for each full page, before the minimum per request"
+    )
     max_running_requests: int = _flag(64, "requests that hold a slot")
     max_queued_requests: int = _flag(512, "requests that wait; beyond it 429")
     chunked_prefill_size: int = _flag(1024, "most prompt tokens of one step")
@@ -55,16 +61,26 @@ class Settings:
     max_top_logprobs: int = _flag(20, "most top logprobs of one token")
     stream_buffer: int = _flag(256, "chunks kept for a slow client before it is aborted")
     drain_s: float = _flag(30.0, "seconds that running requests get at shutdown")
-    watchdog_s: float = _flag(300.0, "seconds a step may take before the rank is declared dead", "--watchdog-timeout")
+    watchdog_s: float = _flag(
+        300.0, "seconds a step may take before the rank is declared dead", "--watchdog-timeout"
+    )
     snapshot_s: float = _flag(0.5, "seconds between load snapshots, when idle too")
     dp_size: int = _flag(1, "data-parallel ranks", "--dp")
     log_level: str = _flag("info", "log level", choices=("debug", "info", "warning", "error"))
 
     def __post_init__(self) -> None:
-        positive = ("max_running_requests", "max_queued_requests", "chunked_prefill_size", "max_body_bytes", "max_n")
+        positive = (
+            "max_running_requests",
+            "max_queued_requests",
+            "chunked_prefill_size",
+            "max_body_bytes",
+            "max_n",
+        )
         for name in positive:
             if getattr(self, name) < 1:
-                raise ConfigError(f"--{name.replace('_', '-')} is {getattr(self, name)}, but must be at least 1")
+                raise ConfigError(
+                    f"--{name.replace('_', '-')} is {getattr(self, name)}, but must be at least 1"
+                )
         if not 0.0 < self.mem_fraction_static <= 1.0:
             raise ConfigError(f"--mem-fraction-static is {self.mem_fraction_static}, but must be in (0, 1]")
         if self.dp_size != 1:
