@@ -123,7 +123,7 @@ class StepDone(Message, frozen=True):
     counts: bytes
     token_ids: bytes
     failed: tuple[tuple[int, str], ...] = ()
-    logprobs: "LogprobColumns | None" = None
+    logprobs: LogprobColumns | None = None
     seconds: float = 0.0
 
 
@@ -184,7 +184,7 @@ class LogprobColumns(Message, frozen=True):
     top_counts   uint8[n]
     top_ids      int32[sum top_counts]
     top_values   float32[sum top_counts]
-    prompt_rows  int32[m,2] (row group, position) of prompt logprobs in this step; then the same four columns for them
+    prompt_rows  int32[m,2] (row group, position) of this step's prompt logprobs; the same four columns follow
     """
 
     chosen: bytes
