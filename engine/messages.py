@@ -139,7 +139,9 @@ class Tick(Message, frozen=True):
 class SlotBind(Message, frozen=True):
     """Rank -> device, inside RunStep: a request slot is (re)bound; its committed length becomes 0.
 
-    prompt  int32[n] of the whole prompt (penalties count it); empty where penalties are off
+    prompt_tokens  length of the request's own prompt; later positions are its output, also after a retraction
+    prompt         int32[n], n >= prompt_tokens: the prompt and whatever was generated before a retraction; empty
+                   where neither penalties nor prompt logprobs are asked for
     """
 
     slot: int
@@ -147,6 +149,7 @@ class SlotBind(Message, frozen=True):
     request_id: int
     child: int
     sampling: Sampling
+    prompt_tokens: int
     prompt: bytes = b""
 
 
