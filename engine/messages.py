@@ -140,8 +140,8 @@ class SlotBind(Message, frozen=True):
     """Rank -> device, inside RunStep: a request slot is (re)bound; its committed length becomes 0.
 
     prompt_tokens  length of the request's own prompt; later positions are its output, also after a retraction
-    prompt         int32[n], n >= prompt_tokens: the prompt and whatever was generated before a retraction; empty
-                   where neither penalties nor prompt logprobs are asked for
+    prompt         int32[n], n >= prompt_tokens: the prompt and what was generated before a retraction; empty where
+                   neither penalties nor prompt logprobs are asked for
     """
 
     slot: int
@@ -246,12 +246,123 @@ class Snapshot(Message, frozen=True):
 class Watch(Message, frozen=True):
     """Ingress -> detokenizer, before Submit: a request whose text will be wanted.
 
-    sink          opaque handle of the HTTP side's bounded buffer (in process only)
-    stop          stop strings
+    sink           the HTTP side's number of the client's buffer
+    rank           the rank that the request was sent to
+    stop           stop strings, none empty
+    keep_stop      the matched stop string stays in the text
+    prompt_tokens  tokens of the prompt, for the client's usage figures
     """
 
     request_id: int
-    sink: Any
+    sink: int
+    rank: int = 0
     stop: tuple[str, ...] = ()
     keep_stop: bool = False
     skip_special_tokens: bool = True
+    prompt_tokens: int = 0
+
+
+class Credit(Message, frozen=True):
+    """HTTP side -> detokenizer: the client has taken this many chunks of the request from its buffer."""
+
+    request_id: int
+    chunks: int
+
+
+# ---- HTTP side (sinks of the detokenizer) -------------------------------------------------------
+
+
+class TokenLogprob(Message, frozen=True):
+    """Natural-log probability of one token, and of the best tokens in its place as (id, value) pairs."""
+
+    token_id: int
+    value: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+class Delta(Message, frozen=True):
+    """Detokenizer -> client's sink: what one request gained; the last one has a finish code (I11).
+
+    text             new text, whole characters, without EOS, stop tokens and (by default) stop strings
+    token_ids        new tokens, the one that ended the request included
+    finish           finish code; GOES_ON in all but the last
+    matched          stop string or stop token that ended the request
+    status, message  HTTP status and cause where finish is ABORTED or FAILED
+    """
+
+    request_id: int
+    sink: int
+    text: str = ""
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    finish: int = GOES_ON
+    matched: str | int | None = None
+    status: int = 200
+    message: str = ""
+
+
+class Deltas(Message, frozen=True):
+    """Detokenizer -> HTTP side: at most one Delta a request, one message a step."""
+
+    items: tuple[Delta, ...]
+
+
+# ---- ingress ------------------------------------------------------------------------------------
+
+
+class Entry(Message, frozen=True):
+    """One completion that an HTTP request wants; fields as in Submit and Watch."""
+
+    sink: int
+    prompt: bytes
+    sampling: Sampling
+    rid: str = ""
+    child: int = 0
+    stop: tuple[str, ...] = ()
+    keep_stop: bool = False
+    skip_special_tokens: bool = True
+    cache_salt: str = ""
+    priority: int = 0
+    deadline_s: float = 0.0
+    timing: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0)
+
+
+class Enqueue(Message, frozen=True):
+    """HTTP side -> ingress: entries that reach one rank whole or are refused whole (I3).
+
+    route  the rank that the client demands; -1 none
+    slot   opaque reply slot: answered with the tuple of request ids, or with an EngineError
+    """
+
+    entries: tuple[Entry, ...]
+    route: int = -1
+    slot: Any = None
+
+
+class Ended(Message, frozen=True):
+    """Detokenizer -> ingress: the request got its terminal event; once a request."""
+
+    request_id: int
+    reason: int
+
+
+class RankUp(Message, frozen=True):
+    """Link -> ingress: the rank takes requests."""
+
+    rank: int
+
+
+class RankDown(Message, frozen=True):
+    """Link or supervisor -> ingress: the rank is dead, and with it every request that it had."""
+
+    rank: int
+    reason: str = ""
+
+
+class Drain(Message, frozen=True):
+    """Shutdown coordinator -> ingress: refuse new requests, let the running ones end."""
+
+
+class Drained(Message, frozen=True):
+    """Ingress -> shutdown coordinator: draining, and no request is left."""
