@@ -128,9 +128,14 @@ class StepDone(Message, frozen=True):
 
 
 class Tick(Message, frozen=True):
-    """Timer -> rank: publish a snapshot, check deadlines. `now_s` is the loop's monotonic clock."""
+    """Timer -> rank: publish a snapshot, check deadlines.
+
+    now_s   the loop's monotonic clock
+    wall_s  the wall clock, which goes into the snapshot
+    """
 
     now_s: float
+    wall_s: float = 0.0
 
 
 # ---- device thread ------------------------------------------------------------------------------
