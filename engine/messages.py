@@ -145,8 +145,8 @@ class SlotBind(Message, frozen=True):
     """Rank -> device, inside RunStep: a request slot is (re)bound; its committed length becomes 0.
 
     prompt_tokens  length of the request's own prompt; later positions are its output, also after a retraction
-    prompt         int32[n], n >= prompt_tokens: the prompt and what was generated before a retraction; empty where
-                   neither penalties nor prompt logprobs are asked for
+    prompt         int32[n], n >= prompt_tokens: the prompt and what was generated before a retraction;
+                   empty where neither penalties nor prompt logprobs are asked for
     """
 
     slot: int
