@@ -102,7 +102,7 @@ def save(tokenizer: Tokenizer, folder: Path) -> None:
         "add_bos_token": False,
         "add_eos_token": False,
         "clean_up_tokenization_spaces": False,
-        "model_max_length": 16384,
+        "model_max_length": 8192,
     }
     generation = {
         "bos_token_id": tokenizer.token_to_id(BOS),
