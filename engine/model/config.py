@@ -1,0 +1,285 @@
+"""The geometry of one DeepSeek-V4 checkpoint, read from its config.json and checked before anything is built."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+from engine.errors import ConfigError
+
+PAGE_TOKENS = 256
+C4, C128 = 4, 128
+
+T = TypeVar("T", int, float, bool, str)
+
+
+@dataclass(frozen=True)
+class Yarn:
+    """YaRN scaling of the compressed layers' rotary frequencies; cos and sin are never scaled."""
+
+    factor: float
+    beta_fast: float
+    beta_slow: float
+    original_max_position_embeddings: int
+
+
+@dataclass(frozen=True)
+class DSparkConfig:
+    """Draft geometry of a checkpoint that carries DSpark stages in `mtp.*`."""
+
+    block_size: int
+    noise_token_id: int
+    target_layer_ids: tuple[int, ...]
+    markov_rank: int
+
+
+@dataclass(frozen=True)
+class PoolSpec:
+    """One cache of a model family: what memory, tiers and transfers need to know of it.
+
+    name       unique in the family
+    space      "full" or "window" page ids, or "slot" for per-request state
+    page_rows  rows of one 256-token page ("slot": rows of one request slot)
+    row_width  values in a row
+    layers     backbone layers that own one, ascending
+    fp32       True where rows keep float32 whatever the model's type
+    """
+
+    name: str
+    space: str
+    page_rows: int
+    row_width: int
+    layers: tuple[int, ...]
+    fp32: bool = False
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """All fields of a DeepSeek-V4 config.json that change the computation. Names are the file's.
+
+    compress_ratios  one entry a backbone layer (0, 4 or 128)
+    extra_ratios     entries past the backbone: MTP or DSpark stages
+    """
+
+    vocab_size: int
+    hidden_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    head_dim: int
+    qk_rope_head_dim: int
+    q_lora_rank: int
+    o_groups: int
+    o_lora_rank: int
+    sliding_window: int
+    compress_ratios: tuple[int, ...]
+    extra_ratios: tuple[int, ...]
+    rope_theta: float
+    compress_rope_theta: float
+    yarn: Yarn | None
+    max_position_embeddings: int
+    index_n_heads: int
+    index_head_dim: int
+    index_topk: int
+    n_routed_experts: int
+    num_experts_per_tok: int
+    n_shared_experts: int
+    moe_intermediate_size: int
+    num_hash_layers: int
+    routed_scaling_factor: float
+    swiglu_limit: float
+    hc_mult: int
+    hc_sinkhorn_iters: int
+    hc_eps: float
+    rms_norm_eps: float
+    bos_token_id: int
+    eos_token_id: int
+    num_nextn_predict_layers: int
+    expert_dtype: str | None
+    dspark: DSparkConfig | None
+
+    @classmethod
+    def from_json(cls, path: str | Path) -> ModelConfig:
+        """Reads a config.json, or the one in a checkpoint folder.
+
+        raises  ConfigError where the file can't be read, a field is missing, or two fields contradict
+        """
+        file = Path(path)
+        if file.is_dir():
+            file = file / "config.json"
+        try:
+            fields = json.loads(file.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{file}: not a readable JSON file: {error}") from error
+        if not isinstance(fields, dict):
+            raise ConfigError(f"{file}: holds a {type(fields).__name__}, not an object")
+        return cls.from_dict(fields)
+
+    @classmethod
+    def from_dict(cls, fields: Mapping[str, Any]) -> ModelConfig:
+        """The configuration in a parsed config.json. raises ConfigError, naming the field."""
+        _check_family(fields)
+        layers = _field(fields, "num_hidden_layers", int)
+        ratios = _ratios(fields, layers)
+        config = cls(
+            compress_ratios=ratios[:layers],
+            extra_ratios=ratios[layers:],
+            yarn=_yarn(fields.get("rope_scaling") or fields.get("rope_parameters")),
+            expert_dtype=fields.get("expert_dtype"),
+            dspark=_dspark(fields),
+            **{name: _field(fields, name, kind) for name, kind in _PLAIN_FIELDS.items()},
+        )
+        _check(config)
+        return config
+
+    @property
+    def nope_dim(self) -> int:
+        """Channels of a head that carry no rotation; they come first."""
+        return self.head_dim - self.qk_rope_head_dim
+
+    @property
+    def head_group_width(self) -> int:
+        """Input width of one group of the output projection."""
+        return self.num_attention_heads // self.o_groups * self.head_dim
+
+    def layers_of(self, ratio: int) -> tuple[int, ...]:
+        """Backbone layers whose compress ratio is `ratio`."""
+        return tuple(i for i, own in enumerate(self.compress_ratios) if own == ratio)
+
+
+def pools(config: ModelConfig) -> tuple[PoolSpec, ...]:
+    """Every cache of the family, in the order in which pages are written and transferred."""
+    every = tuple(range(config.num_hidden_layers))
+    c4, c128 = config.layers_of(C4), config.layers_of(C128)
+    wide, index = config.head_dim, config.index_head_dim
+    return (
+        PoolSpec("window", "window", PAGE_TOKENS, wide, every),
+        PoolSpec("c4", "full", PAGE_TOKENS // C4, wide, c4),
+        PoolSpec("index", "full", PAGE_TOKENS // C4, index, c4),
+        PoolSpec("c128", "full", PAGE_TOKENS // C128, wide, c128),
+        PoolSpec("c4_ring", "slot", 2 * C4, 4 * (wide + index), c4, fp32=True),
+        PoolSpec("c128_state", "slot", 3, wide, c128, fp32=True),
+    )
+
+
+_PLAIN_FIELDS: dict[str, type] = {
+    "vocab_size": int, "hidden_size": int, "num_hidden_layers": int, "num_attention_heads": int,
+    "head_dim": int, "qk_rope_head_dim": int, "q_lora_rank": int, "o_groups": int, "o_lora_rank": int,
+    "sliding_window": int, "rope_theta": float, "compress_rope_theta": float,
+    "max_position_embeddings": int, "index_n_heads": int, "index_head_dim": int, "index_topk": int,
+    "n_routed_experts": int, "num_experts_per_tok": int, "n_shared_experts": int,
+    "moe_intermediate_size": int, "num_hash_layers": int, "routed_scaling_factor": float,
+    "swiglu_limit": float, "hc_mult": int, "hc_sinkhorn_iters": int, "hc_eps": float,
+    "rms_norm_eps": float, "bos_token_id": int, "eos_token_id": int, "num_nextn_predict_layers": int,
+}  # fmt: skip
+
+_FIXED_FIELDS: dict[str, tuple[Any, ...]] = {
+    "num_key_value_heads": (1,),
+    "scoring_func": ("sqrtsoftplus",),
+    "topk_method": ("noaux_tc",),
+    "norm_topk_prob": (True,),
+    "hidden_act": ("silu",),
+    "attention_bias": (False,),
+    "tie_word_embeddings": (False,),
+}
+
+
+def _field(fields: Mapping[str, Any], name: str, kind: type[T]) -> T:
+    """Field `name` as `kind`; an int serves for a float. raises ConfigError."""
+    if name not in fields:
+        raise ConfigError(f"config.json: field {name!r} is missing")
+    value = fields[name]
+    right = isinstance(value, kind) or (kind is float and isinstance(value, int))
+    if not right or (kind is not bool and isinstance(value, bool)):
+        raise ConfigError(f"config.json: {name} is {value!r}, not of type {kind.__name__}")
+    return kind(value)
+
+
+def _check_family(fields: Mapping[str, Any]) -> None:
+    """raises ConfigError for another model family, or a variant of this one that isn't implemented."""
+    if fields.get("model_type") != "deepseek_v4":
+        raise ConfigError(f"config.json: model_type is {fields.get('model_type')!r}; only deepseek_v4 is known")
+    for name, allowed in _FIXED_FIELDS.items():
+        if fields.get(name, allowed[0]) not in allowed:
+            raise ConfigError(f"config.json: {name} is {fields[name]!r}; only {allowed[0]!r} is implemented")
+
+
+def _ratios(fields: Mapping[str, Any], layers: int) -> tuple[int, ...]:
+    """`compress_ratios`, at least one entry a backbone layer. raises ConfigError."""
+    ratios = fields.get("compress_ratios")
+    if not isinstance(ratios, list) or len(ratios) < layers:
+        held = len(ratios) if isinstance(ratios, list) else "no"
+        raise ConfigError(f"config.json: compress_ratios holds {held} entries for {layers} layers")
+    wrong = [ratio for ratio in ratios if ratio not in (0, C4, C128)]
+    if wrong:
+        raise ConfigError(f"config.json: compress_ratios holds {wrong[0]!r}; only 0, 4 and 128 are known")
+    return tuple(ratios)
+
+
+def _yarn(scaling: object) -> Yarn | None:
+    """The `rope_scaling` object, None where frequencies are plain. raises ConfigError."""
+    if scaling is None:
+        return None
+    if not isinstance(scaling, dict):
+        raise ConfigError(f"config.json: rope_scaling is {scaling!r}, not an object")
+    values = cast(dict[str, Any], scaling)
+    kind = values.get("type", values.get("rope_type", "default"))
+    if kind == "default":
+        return None
+    if kind != "yarn":
+        raise ConfigError(f"config.json: rope_scaling type {kind!r}; only yarn is implemented")
+    return Yarn(
+        _field(values, "factor", float),
+        _field(values, "beta_fast", float),
+        _field(values, "beta_slow", float),
+        _field(values, "original_max_position_embeddings", int),
+    )
+
+
+def _dspark(fields: Mapping[str, Any]) -> DSparkConfig | None:
+    """The draft's geometry, None for a checkpoint without `dspark_*` fields. raises ConfigError."""
+    if "dspark_block_size" not in fields:
+        return None
+    targets = fields.get("dspark_target_layer_ids")
+    if not isinstance(targets, list) or not targets:
+        raise ConfigError(f"config.json: dspark_target_layer_ids is {targets!r}, not a list of layers")
+    return DSparkConfig(
+        _field(fields, "dspark_block_size", int),
+        _field(fields, "dspark_noise_token_id", int),
+        tuple(targets),
+        _field(fields, "dspark_markov_rank", int),
+    )
+
+
+def _check(config: ModelConfig) -> None:
+    """raises ConfigError where two fields contradict."""
+    for name, kind in _PLAIN_FIELDS.items():
+        value = getattr(config, name)
+        if kind is int and value < (0 if name in _MAY_BE_ZERO else 1):
+            raise ConfigError(f"config.json: {name} is {value}, below its least value")
+    for smaller, larger in _AT_MOST:
+        if getattr(config, smaller) > getattr(config, larger):
+            raise ConfigError(
+                f"config.json: {smaller} {getattr(config, smaller)} exceeds {larger} {getattr(config, larger)}"
+            )
+    if config.qk_rope_head_dim % 2:
+        raise ConfigError(f"config.json: qk_rope_head_dim {config.qk_rope_head_dim} is odd")
+    if config.num_attention_heads % config.o_groups:
+        raise ConfigError(
+            f"config.json: {config.num_attention_heads} heads don't divide into o_groups {config.o_groups}"
+        )
+    if config.sliding_window > 128:
+        raise ConfigError(f"config.json: sliding_window {config.sliding_window} exceeds 128, half a page")
+    if config.dspark and max(config.dspark.target_layer_ids) >= config.num_hidden_layers:
+        raise ConfigError(f"config.json: dspark_target_layer_ids names layer {max(config.dspark.target_layer_ids)}")
+
+
+_MAY_BE_ZERO = {"num_hash_layers", "n_shared_experts", "num_nextn_predict_layers", "bos_token_id", "eos_token_id"}
+_AT_MOST = (
+    ("qk_rope_head_dim", "head_dim"),
+    ("qk_rope_head_dim", "index_head_dim"),
+    ("num_experts_per_tok", "n_routed_experts"),
+    ("num_hash_layers", "num_hidden_layers"),
+)
