@@ -80,6 +80,10 @@ class Unexpected(EngineError):
     """An event arrived in a state whose spec says that it never does."""
 
 
+class Undeclared(EngineError):
+    """An actor sent a message that specs/system.toml doesn't list, or a job that nobody runs."""
+
+
 class MailboxFull(EngineError):
     """A bounded mailbox with the policy `reject` has no room."""
 

@@ -36,6 +36,18 @@ class Stop(Message, frozen=True):
     reason: str = ""
 
 
+class Failed(Message, frozen=True):
+    """Supervisor -> whoever decides what next: an actor of this process ended with an error.
+
+    state, message  in which it was, and what it was about to handle, as text
+    """
+
+    name: str
+    state: str
+    message: str
+    error: str
+
+
 # ---- rank ---------------------------------------------------------------------------------------
 
 

@@ -1,0 +1,155 @@
+"""The device thread: steps in, results out; the loop never waits for a device.
+
+One thread of a rank process owns the model, its streams and its graphs. It takes jobs from a queue that holds
+at most two (one running, one prepared) and posts each result to the loop. It is the only place that may wait
+for a device. An error ends the rank process: after it nothing on the device can be trusted, so nothing is
+restarted in place.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import queue
+import threading
+from collections.abc import Callable
+from typing import Any, Protocol, cast
+
+import anyio
+import anyio.lowlevel
+
+from engine.actors.timers import Timers
+from engine.errors import DeviceFailed
+from engine.messages import RunStep, StepDone
+
+JOBS = 2
+"""One step running and one prepared: enough to hide the host's work."""
+
+PR_SET_NAME = 15
+
+
+class StepRunner(Protocol):
+    """What owns the model: plans and runs one step, waits for it, brings its results to the host."""
+
+    def execute(self, job: RunStep) -> StepDone:
+        """Runs on the device thread. Any exception ends the rank."""
+
+
+class Device(Protocol):
+    """Where a rank's `Run` effects go."""
+
+    def submit(self, job: RunStep) -> None:
+        """Never waits. Raises DeviceFailed for a third job."""
+
+
+class DeviceThread:
+    """Runs jobs in order on a thread of its own.
+
+    deliver  is called on the loop with each StepDone
+    """
+
+    def __init__(self, runner: StepRunner, deliver: Callable[[StepDone], None]) -> None:
+        self._runner = runner
+        self._deliver = deliver
+        self._jobs: queue.SimpleQueue[RunStep | None] = queue.SimpleQueue()
+        self._in_flight = 0
+        self._error: BaseException | None = None
+        self._ended = anyio.Event()
+        self._post: Callable[..., object] = _no_loop
+
+    def submit(self, job: RunStep) -> None:
+        """As Device.submit."""
+        if self._in_flight >= JOBS:
+            raise DeviceFailed(
+                f"epoch {job.epoch} is a third step: {self._in_flight} of {JOBS} are in flight"
+            )
+        self._in_flight += 1
+        self._jobs.put(job)
+
+    async def run(self, stop_within_s: float) -> None:
+        """Starts the thread and stays until it ends or the task is cancelled; then joins it.
+
+        raises  DeviceFailed with the job's error as its cause
+        """
+        self._post = loop_poster()
+        thread = threading.Thread(target=self._work, name="device", daemon=True)
+        thread.start()
+        try:
+            await self._ended.wait()
+        finally:
+            self._jobs.put(None)
+            if self._error is None:
+                thread.join(stop_within_s)
+        if self._error is not None:
+            raise DeviceFailed(f"the device thread ended: {self._error!r}") from self._error
+
+    def _work(self) -> None:
+        name_thread("device")
+        try:
+            while (job := self._jobs.get()) is not None:
+                done = self._runner.execute(job)
+                self._post(self._finish, done)
+        except BaseException as error:
+            # Nobody above this frame could report it: the loop's side raises it anew.
+            self._error = error
+            self._post(self._ended.set)
+
+    def _finish(self, done: StepDone) -> None:
+        self._in_flight -= 1
+        self._deliver(done)
+
+
+class SimulatedDevice:
+    """A device in virtual time: two jobs at most, each answered `step_s` after it could begin."""
+
+    def __init__(
+        self,
+        runner: StepRunner,
+        deliver: Callable[[StepDone], None],
+        timers: Timers,
+        step_s: Callable[[], float],
+    ) -> None:
+        self._runner = runner
+        self._deliver = deliver
+        self._timers = timers
+        self._step_s = step_s
+        self._in_flight = 0
+        self._free_at_s = 0.0
+
+    def submit(self, job: RunStep) -> None:
+        """As Device.submit."""
+        if self._in_flight >= JOBS:
+            raise DeviceFailed(
+                f"epoch {job.epoch} is a third step: {self._in_flight} of {JOBS} are in flight"
+            )
+        self._in_flight += 1
+        self._free_at_s = max(self._free_at_s, anyio.current_time()) + self._step_s()
+        self._timers.at(self._free_at_s, lambda: self._finish(job))
+
+    def _finish(self, job: RunStep) -> None:
+        self._in_flight -= 1
+        self._deliver(self._runner.execute(job))
+
+
+def loop_poster() -> Callable[..., object]:
+    """A function (act, *args) that any thread may call: the running loop then calls `act(*args)` soon.
+
+    anyio's own `from_thread` makes the thread wait for the loop, which a device thread must not.
+    """
+    native = cast(Any, anyio.lowlevel.current_token().native_token)
+    for name in ("call_soon_threadsafe", "run_sync_soon"):
+        if hasattr(native, name):
+            return cast(Callable[..., object], getattr(native, name))
+    raise DeviceFailed(f"the event loop {native!r} can't be posted to")
+
+
+def name_thread(name: str) -> None:
+    """Gives the calling thread a name that `top` and `perf` show; Python's own name stays in the process."""
+    try:
+        ctypes.CDLL(None).prctl(PR_SET_NAME, name.encode()[:15], 0, 0, 0)
+    except (OSError, AttributeError):
+        # Not Linux: the name is a comfort, nothing depends on it.
+        return
+
+
+def _no_loop(*args: object) -> object:
+    raise DeviceFailed("a step ended before the device thread had a loop")

@@ -1,0 +1,204 @@
+"""A bounded queue with a priority lane: the only way into an actor.
+
+An own queue, because a memory stream lacks what an actor needs: a lane for `Stop` and time-outs, a declared
+answer to *full*, statistics, and taking all that has arrived with one wake-up.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import anyio
+import anyio.lowlevel
+
+from engine.errors import MailboxFull
+from engine.messages import Stop
+
+Full = Literal["reject", "wait", "merge"]
+"""What happens to a message that finds no room: an error, waiting in `offer`, or joining one that waits."""
+
+Merge = Callable[[Any, Any], Any]
+"""(older, newer) -> the message that stands for both, or None where these two don't join."""
+
+PRIORITY_SLACK = 64
+"""Room of the priority lane beyond the mailbox's size; its senders are few: timers, children, two jobs."""
+
+
+def newest_of(keys: Mapping[str, str]) -> Merge:
+    """A merge in which the newer message replaces an older one of its type with the same key field.
+
+    keys  message type name -> name of the field that must be equal ("" where the type alone decides)
+    """
+
+    def merge(older: Any, newer: Any) -> Any:
+        kind = type(newer).__name__
+        if type(older) is not type(newer) or kind not in keys:
+            return None
+        field = keys[kind]
+        return newer if not field or getattr(older, field) == getattr(newer, field) else None
+
+    return merge
+
+
+def never_merges(older: Any, newer: Any) -> Any:
+    """The merge of mailboxes that don't: None for every pair."""
+    return None
+
+
+@dataclass(slots=True)
+class MailboxStats:
+    """Counts since start; `depth_max` is the most messages that ever waited at once.
+
+    late  told after the owner had ended: nobody will read them
+    """
+
+    told: int = 0
+    first: int = 0
+    refused: int = 0
+    merged: int = 0
+    waited: int = 0
+    late: int = 0
+    depth_max: int = 0
+
+
+class Mailbox:
+    """Messages for one actor, in order of arrival, the priority lane before them.
+
+    name   of the owner, for errors
+    size   most ordinary messages that wait
+    full   the policy at `size`; `tell` raises MailboxFull under `reject` and under `wait`
+    merge  used by the policy `merge` alone
+    """
+
+    __slots__ = (
+        "_arrived",
+        "_closed",
+        "_first",
+        "_merge",
+        "_messages",
+        "_room",
+        "full",
+        "name",
+        "size",
+        "stats",
+    )
+
+    def __init__(self, name: str, size: int, full: Full, merge: Merge = never_merges) -> None:
+        self.name = name
+        self.size = size
+        self.full: Full = full
+        self.stats = MailboxStats()
+        self._merge = merge
+        self._messages: deque[Any] = deque()
+        self._first: deque[Any] = deque()
+        self._arrived: anyio.Event | None = None
+        self._room: anyio.Event | None = None
+        self._closed = False
+
+    def __len__(self) -> int:
+        return len(self._messages) + len(self._first)
+
+    def has_room(self) -> bool:
+        """Whether `tell` would take one more ordinary message as it is."""
+        return len(self._messages) < self.size
+
+    def tell(self, msg: Any) -> None:
+        """Puts `msg` in; never waits. `Stop` takes the priority lane. Raises MailboxFull."""
+        if isinstance(msg, Stop):
+            self.tell_first(msg)
+            return
+        messages = self._messages
+        stats = self.stats
+        if self._closed:
+            stats.late += 1
+            return
+        if len(messages) >= self.size:
+            if self.full == "merge" and self._join(msg):
+                return
+            stats.refused += 1
+            raise MailboxFull(
+                f"{self.name} holds {len(messages)} of {self.size} messages; a {_kind(msg)} was refused"
+            )
+        messages.append(msg)
+        stats.told += 1
+        if len(messages) > stats.depth_max:
+            stats.depth_max = len(messages)
+        if self._arrived is not None:
+            self._arrived.set()
+
+    def tell_first(self, msg: Any) -> None:
+        """Puts `msg` in the priority lane; never waits. Raises MailboxFull past the lane's slack."""
+        if self._closed:
+            self.stats.late += 1
+            return
+        if len(self._first) >= self.size + PRIORITY_SLACK:
+            self.stats.refused += 1
+            raise MailboxFull(f"{self.name}'s priority lane holds {len(self._first)} messages")
+        self._first.append(msg)
+        self.stats.first += 1
+        if self._arrived is not None:
+            self._arrived.set()
+
+    async def offer(self, msg: Any) -> None:
+        """As `tell`, but waits for room under the policy `wait`; waiters get in in no promised order."""
+        if self.full == "wait":
+            while len(self._messages) >= self.size and not self._closed and not isinstance(msg, Stop):
+                self.stats.waited += 1
+                if self._room is None:
+                    self._room = anyio.Event()
+                await self._room.wait()
+        self.tell(msg)
+
+    async def take(self) -> list[Any]:
+        """All messages that have arrived, at least one; the priority lane's stand first.
+
+        Others may run before it returns, even when messages wait: an actor that feeds itself starves nobody.
+        """
+        if not self._messages and not self._first:
+            self._arrived = anyio.Event()
+            await self._arrived.wait()
+            self._arrived = None
+        else:
+            await anyio.lowlevel.checkpoint()
+        return self._drain()
+
+    def take_first(self) -> list[Any]:
+        """What waits in the priority lane, perhaps nothing; for use between the messages of one `take`."""
+        taken = list(self._first)
+        self._first.clear()
+        return taken
+
+    def put_back(self, untouched: Iterable[Any]) -> None:
+        """Returns messages of the last `take` that were not looked at, in their order, before all others."""
+        self._messages.extendleft(reversed(list(untouched)))
+
+    def close(self) -> None:
+        """The owner has ended: what waits is dropped, what comes counts as late, nobody is held up."""
+        self._closed = True
+        self.stats.late += len(self._drain())
+
+    def _drain(self) -> list[Any]:
+        taken = [*self._first, *self._messages]
+        self._first.clear()
+        self._messages.clear()
+        if self._room is not None:
+            self._room.set()
+            self._room = None
+        return taken
+
+    def _join(self, msg: Any) -> bool:
+        messages = self._messages
+        for at in range(len(messages) - 1, -1, -1):
+            joined = self._merge(messages[at], msg)
+            if joined is not None:
+                messages[at] = joined
+                self.stats.merged += 1
+                return True
+        return False
+
+
+def _kind(msg: Any) -> str:
+    return type(msg).__name__
