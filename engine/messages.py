@@ -267,7 +267,6 @@ class Watch(Message, frozen=True):
     rank           the rank that the request was sent to
     stop           stop strings, none empty
     keep_stop      the matched stop string stays in the text
-    prompt_tokens  tokens of the prompt, for the client's usage figures
     """
 
     request_id: int
@@ -276,7 +275,6 @@ class Watch(Message, frozen=True):
     stop: tuple[str, ...] = ()
     keep_stop: bool = False
     skip_special_tokens: bool = True
-    prompt_tokens: int = 0
 
 
 class Credit(Message, frozen=True):
@@ -297,6 +295,14 @@ class TokenLogprob(Message, frozen=True):
     top: tuple[tuple[int, float], ...] = ()
 
 
+class PromptLogprob(Message, frozen=True):
+    """Natural-log probability of the prompt token at `position`, and the best (id, value) pairs there."""
+
+    position: int
+    value: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
 class Delta(Message, frozen=True):
     """Detokenizer -> client's sink: what one request gained; the last one has a finish code (I11).
 
@@ -312,7 +318,7 @@ class Delta(Message, frozen=True):
     text: str = ""
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprob, ...] = ()
-    prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    prompt_logprobs: tuple[PromptLogprob, ...] = ()
     finish: int = GOES_ON
     matched: str | int | None = None
     status: int = 200
