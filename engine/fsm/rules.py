@@ -124,11 +124,12 @@ def _callable(spec: Spec, kind: str, name: str) -> Iterator[str]:
         yield f"{kind} '{name}' is the base class's own method; choose another name"
     if inspect.iscoroutinefunction(method):
         yield f"{kind} '{name}' is a coroutine; guards and actions never wait"
-    wanted = 3 if spec.speed == "array" else 2
+    arguments = "(self, msg)"
+    if spec.speed == "array":
+        arguments = "(self, slots, msg)" if kind == "guard" else "(self, slots, at, msg)"
     try:
-        inspect.signature(method).bind(*range(wanted))
+        inspect.signature(method).bind(*arguments.split(","))
     except TypeError:
-        arguments = "(self, slots, msg)" if spec.speed == "array" else "(self, msg)"
         yield f"{kind} '{name}' must take {arguments}"
 
 
