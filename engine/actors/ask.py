@@ -44,8 +44,8 @@ class Asks:
     async def ask(self, ref: Askable, msg: Message, within_s: float) -> Any:
         """What the actor replies to `msg`, whose field `slot` is filled in here.
 
-        raises  the reply, where it is an exception; DeadlinePassed; MailboxFull; ActorFailed where the actor ends
-                with an error before it replies
+        raises  the reply, where it is an exception; DeadlinePassed; MailboxFull; ActorFailed where the
+                actor ends with an error before it replies
         """
         if ref.name in self._failed:
             raise self._failed[ref.name]

@@ -10,7 +10,7 @@ from typing import ClassVar
 from engine.actors.columns import Row, rows_of
 from engine.actors.core import Core, Send
 from engine.actors.ingress import rank_name
-from engine.actors.watched import TextDecoder, Watched
+from engine.actors.watched import TokenTable, Watched
 from engine.messages import (
     ABORTED,
     FAILED,
@@ -36,16 +36,16 @@ SLOW_CLIENT = "slow_client: the client reads its stream too slowly"
 class Detok(Core):
     """Core of specs/detok.toml.
 
-    decoder  the tokenizer's side of decoding
-    buffer   chunks that one client may leave untaken; as many again may merge
+    table   what the tokenizer knows of single tokens
+    buffer  chunks that one client may leave untaken; as many again may merge
     """
 
     SPEC: ClassVar[str] = "detok"
     DATA: ClassVar[tuple[str, ...]] = ("watched",)
 
-    def __init__(self, decoder: TextDecoder, buffer: int) -> None:
+    def __init__(self, table: TokenTable, buffer: int) -> None:
         super().__init__()
-        self.decoder = decoder
+        self.table = table
         self.buffer = buffer
         self.watched: dict[int, Watched] = {}
 
@@ -104,7 +104,7 @@ class Detok(Core):
 
     def _gain(self, watched: Watched, row: Row) -> Delta | None:
         """What the client gets now for the row's tokens; None where nothing, or where it has to wait."""
-        text, used, matched = watched.advance(self.decoder, row.token_ids, row.finish)
+        text, used, matched = watched.advance(self.table, row.token_ids, row.finish)
         finish: int = row.finish
         cause: str | int | None = matched
         if matched is not None:

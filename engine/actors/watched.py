@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+from codecs import utf_8_decode
 from typing import NamedTuple, Protocol
 
 from engine.actors.stops import StopScan
 from engine.messages import GOES_ON, STOP_EOS, STOP_TOKEN, Delta, Watch
 
 
-class TextDecoder(Protocol):
-    """Tokens to text; pure: its state between tokens is the bytes that are no whole character yet."""
+class TokenTable(Protocol):
+    """What a tokenizer knows of single tokens."""
 
-    def decode_next(self, held: bytes, token_id: int, skip_special: bool) -> tuple[str, bytes]:
-        """(whole characters that this token completes, bytes that wait for the next token)."""
+    @property
+    def special_ids(self) -> frozenset[int]:
+        """Tokens that are no text."""
 
-    def decode_rest(self, held: bytes) -> str:
-        """Text of bytes that nothing will follow."""
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes that one token stands for, perhaps only a part of a character."""
 
 
 class Advance(NamedTuple):
@@ -58,24 +60,32 @@ class Watched:
         self.merged = 0
         self.waiting: Delta | None = None
 
-    def advance(self, decoder: TextDecoder, token_ids: tuple[int, ...], finish: int) -> Advance:
+    def advance(self, table: TokenTable, token_ids: tuple[int, ...], finish: int) -> Advance:
         """The new tokens as text; a stop string ends it before later tokens and before `finish`."""
         shown = token_ids[:-1] if finish in (STOP_EOS, STOP_TOKEN) else token_ids
         pieces: list[str] = []
         for count, token_id in enumerate(shown, 1):
-            piece, self.held = decoder.decode_next(self.held, token_id, self.skip_special)
-            piece, matched = self.scan.feed(piece)
+            piece, matched = self.scan.feed(self._decode(table, token_id))
             pieces.append(piece)
             if matched is not None:
                 return Advance("".join(pieces), count, matched)
         if finish != GOES_ON:
-            piece, matched = self.scan.feed(decoder.decode_rest(self.held))
+            piece, matched = self.scan.feed(self.held.decode("utf-8", errors="replace"))
             self.held = b""
             pieces.append(piece)
             if matched is not None:
                 return Advance("".join(pieces), len(token_ids), matched)
             pieces.append(self.scan.flush())
         return Advance("".join(pieces), len(token_ids), None)
+
+    def _decode(self, table: TokenTable, token_id: int) -> str:
+        """Whole characters that this token completes; their first bytes wait in `held`."""
+        if self.skip_special and token_id in table.special_ids:
+            return ""
+        data = self.held + table.token_bytes(token_id)
+        text, consumed = utf_8_decode(data, "replace", False)
+        self.held = data[consumed:]
+        return text
 
     def fold(self, chunk: Delta) -> Delta:
         """`chunk` with what was waiting before it; nothing waits any more."""
