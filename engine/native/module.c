@@ -1,0 +1,202 @@
+/* The Python face of the CPU kernels. Tensors arrive as addresses and sizes; engine/kernels/cpu.py has checked them.
+ * Every call gives up the interpreter lock, so that the event loop runs beside a step. */
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include "attend.h"
+#include "gemm.h"
+#include "moe.h"
+#include "norm.h"
+
+#ifndef LEVEL
+#define LEVEL base
+#endif
+#define GLUE(a, b) a##b
+#define NAMED(a, b) GLUE(a, b)
+#define TEXT(a) #a
+#define QUOTED(a) TEXT(a)
+
+typedef struct {
+    PyObject *const *args;
+    Py_ssize_t count, at;
+} reader;
+
+static PyObject *next(reader *r) {
+    if (r->at < r->count) return r->args[r->at++];
+    if (!PyErr_Occurred()) PyErr_Format(PyExc_TypeError, "%zd arguments are too few", r->count);
+    return NULL;
+}
+
+static int64_t whole(reader *r) {
+    PyObject *o = next(r);
+    return o ? PyLong_AsLongLong(o) : 0;
+}
+
+static void *address(reader *r) { return (void *)(intptr_t)whole(r); }
+
+static float real(reader *r) {
+    PyObject *o = next(r);
+    return o ? (float)PyFloat_AsDouble(o) : 0.0f;
+}
+
+static keys read_keys(reader *r) {
+    keys k;
+    k.pool = address(r);
+    k.fresh = address(r);
+    k.index = address(r);
+    k.count = address(r);
+    k.stride = whole(r);
+    return k;
+}
+
+static packed read_packed(reader *r) {
+    packed w;
+    w.panels = address(r);
+    w.n = whole(r);
+    w.k = whole(r);
+    w.bf16 = (int)whole(r);
+    return w;
+}
+
+static int ready(const reader *r) {
+    if (r->at != r->count && !PyErr_Occurred())
+        PyErr_Format(PyExc_TypeError, "%zd arguments were given, %zd are taken", r->count, r->at);
+    return !PyErr_Occurred();
+}
+
+#define FACE(name) static PyObject *py_##name(PyObject *self, PyObject *const *args, Py_ssize_t count)
+#define BEGIN(r)               \
+    (void)self;                \
+    reader r = {args, count, 0}
+#define CALL(r, ...)                  \
+    do {                              \
+        if (!ready(&(r))) return NULL; \
+        Py_BEGIN_ALLOW_THREADS;       \
+        __VA_ARGS__;                  \
+        Py_END_ALLOW_THREADS;         \
+    } while (0)
+
+FACE(pack) {
+    BEGIN(r);
+    void *to = address(&r);
+    const float *from = address(&r);
+    int64_t n = whole(&r), k = whole(&r), bf16 = whole(&r);
+    CALL(r, pack(to, from, n, k, (int)bf16));
+    Py_RETURN_NONE;
+}
+
+FACE(gemm) {
+    BEGIN(r);
+    float *y = address(&r);
+    int64_t y_stride = whole(&r);
+    const float *x = address(&r);
+    int64_t x_stride = whole(&r);
+    packed w = read_packed(&r);
+    int64_t rows = whole(&r);
+    CALL(r, gemm(y, y_stride, x, x_stride, w, rows));
+    Py_RETURN_NONE;
+}
+
+FACE(rms_norm) {
+    BEGIN(r);
+    float *out = address(&r);
+    const float *x = address(&r), *weight = address(&r);
+    int64_t rows = whole(&r), n = whole(&r);
+    float eps = real(&r);
+    CALL(r, rms_norm(out, x, weight, rows, n, eps));
+    Py_RETURN_NONE;
+}
+
+FACE(norm_rope) {
+    BEGIN(r);
+    float *x = address(&r);
+    const float *weight = address(&r), *cos = address(&r), *sin = address(&r);
+    int64_t rows = whole(&r), heads = whole(&r), n = whole(&r), rope = whole(&r);
+    float eps = real(&r);
+    int64_t norm = whole(&r);
+    float sign = real(&r);
+    CALL(r, norm_rope(x, weight, cos, sin, rows, heads, n, rope, eps, (int)norm, sign));
+    Py_RETURN_NONE;
+}
+
+FACE(mhc_pre) {
+    BEGIN(r);
+    float *out = address(&r), *post = address(&r), *comb = address(&r);
+    const float *x = address(&r), *mixed = address(&r), *scale = address(&r), *base = address(&r);
+    const float *weight = address(&r);
+    int64_t tokens = whole(&r), width = whole(&r), iterations = whole(&r);
+    float eps = real(&r), norm_eps = real(&r);
+    CALL(r, mhc_pre(out, post, comb, x, mixed, scale, base, weight, tokens, width, iterations, eps, norm_eps));
+    Py_RETURN_NONE;
+}
+
+FACE(mhc_post) {
+    BEGIN(r);
+    float *out = address(&r);
+    const float *y = address(&r), *x = address(&r), *post = address(&r), *comb = address(&r);
+    int64_t tokens = whole(&r), width = whole(&r);
+    CALL(r, mhc_post(out, y, x, post, comb, tokens, width));
+    Py_RETURN_NONE;
+}
+
+FACE(attend) {
+    BEGIN(r);
+    float *out = address(&r);
+    const float *q = address(&r);
+    keys window = read_keys(&r), compressed = read_keys(&r);
+    const float *sink = address(&r);
+    float scale = real(&r);
+    int64_t rows = whole(&r), heads = whole(&r), width = whole(&r);
+    int failed = 0;
+    CALL(r, failed = attend(out, q, window, compressed, sink, scale, rows, heads, width));
+    if (failed) return PyErr_NoMemory();
+    Py_RETURN_NONE;
+}
+
+FACE(select) {
+    BEGIN(r);
+    int32_t *index = address(&r), *kept = address(&r);
+    float *scores = address(&r);
+    const float *q = address(&r), *weight = address(&r);
+    keys entries = read_keys(&r);
+    int64_t rows = whole(&r), heads = whole(&r), width = whole(&r), most = whole(&r);
+    int failed = 0;
+    CALL(r, index_scores(scores, q, weight, entries, rows, heads, width);
+         failed = select_best(index, kept, scores, entries, rows, most));
+    if (failed) return PyErr_NoMemory();
+    Py_RETURN_NONE;
+}
+
+FACE(moe) {
+    BEGIN(r);
+    float *out = address(&r);
+    const float *x = address(&r);
+    const int32_t *ids = address(&r);
+    const float *weights = address(&r);
+    int64_t tokens = whole(&r), choices = whole(&r);
+    experts e;
+    e.up = address(&r);
+    e.down = address(&r);
+    e.experts = whole(&r);
+    e.width = whole(&r);
+    e.inner = whole(&r);
+    e.bf16 = (int)whole(&r);
+    e.limit = real(&r);
+    int failed = 0;
+    CALL(r, failed = moe(out, x, ids, weights, tokens, choices, e));
+    if (failed) return PyErr_NoMemory();
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef methods[] = {
+#define METHOD(name) {#name, (PyCFunction)(void (*)(void))py_##name, METH_FASTCALL, NULL}
+    METHOD(pack),     METHOD(gemm),   METHOD(rms_norm), METHOD(norm_rope), METHOD(mhc_pre),
+    METHOD(mhc_post), METHOD(attend), METHOD(select),   METHOD(moe),       {NULL, NULL, 0, NULL},
+};
+
+static struct PyModuleDef definition = {
+    PyModuleDef_HEAD_INIT, .m_name = QUOTED(NAMED(_cpu_, LEVEL)), .m_size = 0, .m_methods = methods};
+
+PyMODINIT_FUNC NAMED(PyInit__cpu_, LEVEL)(void);
+
+PyMODINIT_FUNC NAMED(PyInit__cpu_, LEVEL)(void) { return PyModule_Create(&definition); }

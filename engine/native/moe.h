@@ -1,0 +1,20 @@
+/* Routed experts over packed weights: tokens are grouped by expert, so that each expert's weights are read once. */
+#ifndef ENGINE_MOE_H
+#define ENGINE_MOE_H
+
+#include "gemm.h"
+
+typedef struct {
+    const char *up;   /* [experts] packed [2 inner, width]: gate rows, then up rows */
+    const char *down; /* [experts] packed [width, inner] */
+    int64_t experts, width, inner;
+    int bf16;
+    float limit; /* gate at most limit, up within +-limit, before silu */
+} experts;
+
+/* out[t] = sum_j weight[t, j] * expert_{id[t, j]}(x[t]), the j ascending; an id outside 0..experts - 1 adds nothing.
+ * Returns 0, or -1 where no memory is left. */
+int moe(float *out, const float *x, const int32_t *ids, const float *weights, int64_t tokens, int64_t choices,
+        experts e);
+
+#endif

@@ -1,0 +1,28 @@
+"""The C part of the build: the CPU kernels, compiled once for each instruction-set level of the processor's family.
+
+Everything else about the package is in pyproject.toml.
+"""
+
+from __future__ import annotations
+
+import platform
+
+from setuptools import Extension, setup
+
+SOURCES = ["module", "gemm", "norm", "attend", "select", "moe"]
+LEVELS = {"x86_64": {"v4": ["-march=x86-64-v4"], "v3": ["-march=x86-64-v3"]}}
+FLAGS = ["-std=gnu11", "-O3", "-ffp-contract=fast", "-Wall", "-Wextra", "-Werror", "-Wno-psabi"]
+
+
+def kernels(level: str, flags: list[str]) -> Extension:
+    """The extension `engine.native._cpu_LEVEL`; all levels share their sources."""
+    return Extension(
+        f"engine.native._cpu_{level}",
+        [f"engine/native/{name}.c" for name in SOURCES],
+        depends=[f"engine/native/{name}.h" for name in ("vec", "gemm", "norm", "attend", "moe")],
+        extra_compile_args=[*FLAGS, *flags, f"-DLEVEL={level}"],
+    )
+
+
+levels = {"base": [], **LEVELS.get(platform.machine(), {})}
+setup(ext_modules=[kernels(level, flags) for level, flags in levels.items()])
