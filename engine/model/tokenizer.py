@@ -122,6 +122,30 @@ class Detokenizer:
         return self._decoder.decode(b"", final=True)
 
 
+class SegmentStream:
+    """Segments of one token stream as it grows: special tokens by id, everything else as whole characters."""
+
+    def __init__(self, tokenizer: Tokenizer, specials: Iterable[str]) -> None:
+        """specials  the special-token strings that are markup, as `PromptStrings.specials`."""
+        self._controls = {tokenizer.token_id(token): token for token in specials}
+        self._text = Detokenizer(tokenizer, skip_special=False)
+
+    def feed(self, ids: Iterable[int]) -> list[Segment]:
+        """Segments that these tokens complete."""
+        segments: list[Segment] = []
+        for token_id in ids:
+            control = self._controls.get(token_id)
+            text = self._text.feed([token_id]) if control is None else self._text.flush()
+            segments += [(text, False)] if text else []
+            segments += [(control, True)] if control is not None else []
+        return segments
+
+    def finish(self) -> list[Segment]:
+        """The end: a character that was never finished becomes U+FFFD."""
+        text = self._text.flush()
+        return [(text, False)] if text else []
+
+
 def _is_byte_level(decoder: object) -> bool:
     """Whether a tokenizer.json's decoder is byte-level, alone or as the one part of a sequence."""
     if not isinstance(decoder, dict):
