@@ -28,7 +28,7 @@ _SHOWN_PROBLEMS = 8
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """The part of a tensor that a rank keeps: from `start` to before `stop` in dimension `dim`, when unpacked."""
+    """The part of a tensor that a rank keeps: `start` to `stop` (exclusive) of unpacked dimension `dim`."""
 
     dim: int
     start: int
@@ -113,8 +113,8 @@ def open_checkpoint(folder: str | Path, *, draft: bool = False) -> Checkpoint:
     """Reads config.json and all headers, and verifies names, shapes and types.
 
     draft   whether `mtp.*` tensors belong to what is verified and loaded
-    raises  ConfigError for config.json; CheckpointError naming each tensor that is missing, extra, misshapen or
-            of a wrong type, with what was expected and what was found
+    raises  ConfigError for config.json; CheckpointError naming each tensor that is missing, extra, misshapen
+            or of a wrong type, with what was expected and what was found
     """
     folder = Path(folder)
     config = ModelConfig.from_json(folder)

@@ -1,0 +1,47 @@
+"""Weights of any geometry without a checkpoint: valid, bounded, the same for equal seeds, not trained."""
+
+from __future__ import annotations
+
+import zlib
+
+import torch
+from torch import Tensor
+
+from engine.model.config import ModelConfig
+from engine.model.layout import FLOAT_LAYOUT, Role, TensorSpec, expected_tensors
+
+
+def dummy_weights(
+    config: ModelConfig, dtype: torch.dtype, device: torch.device, seed: int = 0
+) -> dict[str, Tensor]:
+    """Backbone weights by DeepSeek's names, as the loader gives them.
+
+    Matrices have variance 1 / inputs, norms lie around 1, other parameters around 0. Each tensor depends on
+    its name and the seed only. Hash tables are balanced, and no token has an expert twice.
+    """
+    weights: dict[str, Tensor] = {}
+    for name, spec in expected_tensors(config, FLOAT_LAYOUT).items():
+        generator = torch.Generator(device).manual_seed(zlib.crc32(name.encode()) + (seed << 32))
+        if spec.role is Role.TABLE:
+            weights[name] = _balanced_table(spec.shape, config.n_routed_experts, generator)
+        else:
+            weights[name] = _values(name, spec, generator).to(
+                torch.float32 if spec.role is Role.FP32 else dtype
+            )
+    return weights
+
+
+def _values(name: str, spec: TensorSpec, generator: torch.Generator) -> Tensor:
+    noise: Tensor = torch.randn(spec.shape, generator=generator, device=generator.device).clamp_(-4, 4)
+    if name.endswith("norm.weight"):
+        return 1 + 0.1 * noise
+    if len(spec.shape) == 1:
+        return 0.5 * noise
+    return noise * float(spec.shape[-1] ** -0.5)
+
+
+def _balanced_table(shape: tuple[int, ...], experts: int, generator: torch.Generator) -> Tensor:
+    """int32 [V, k]: rows of k consecutive experts, in random order; each expert is used equally often."""
+    vocab_size, k = shape
+    start = torch.randperm(vocab_size, generator=generator, device=generator.device) * k
+    return ((start[:, None] + torch.arange(k, device=generator.device)) % experts).to(torch.int32)
