@@ -69,7 +69,9 @@ class Mailbox:
 
     name   of the owner, for errors
     size   most ordinary messages that wait
-    full   the policy at `size`; `tell` raises MailboxFull under `reject` and under `wait`
+    full   the policy at `size`; `tell` raises MailboxFull under `reject` and under `wait`. Under `reject`,
+           `offer` finds as many places again: actors send there because of what edges got in, so that an edge's
+           flood ends in refusals of the edge and never in a failed actor
     merge  used by the policy `merge` alone
     """
 
@@ -107,25 +109,27 @@ class Mailbox:
 
     def tell(self, msg: Any) -> None:
         """Puts `msg` in; never waits. `Stop` takes the priority lane. Raises MailboxFull."""
-        if isinstance(msg, Stop):
+        if type(msg) is Stop:
             self.tell_first(msg)
-            return
+        else:
+            self._put(msg, self.size)
+
+    def _put(self, msg: Any, size: int) -> None:
         messages = self._messages
         stats = self.stats
         if self._closed:
             stats.late += 1
             return
-        if len(messages) >= self.size:
+        depth = len(messages)
+        if depth >= size:
             if self.full == "merge" and self._join(msg):
                 return
             stats.refused += 1
-            raise MailboxFull(
-                f"{self.name} holds {len(messages)} of {self.size} messages; a {_kind(msg)} was refused"
-            )
+            raise MailboxFull(f"{self.name} holds {depth} of {size} messages; a {_kind(msg)} was refused")
         messages.append(msg)
         stats.told += 1
-        if len(messages) > stats.depth_max:
-            stats.depth_max = len(messages)
+        if depth >= stats.depth_max:
+            stats.depth_max = depth + 1
         if self._arrived is not None:
             self._arrived.set()
 
@@ -144,13 +148,16 @@ class Mailbox:
 
     async def offer(self, msg: Any) -> None:
         """As `tell`, but waits for room under the policy `wait`; waiters get in in no promised order."""
+        if type(msg) is Stop:
+            self.tell_first(msg)
+            return
         if self.full == "wait":
-            while len(self._messages) >= self.size and not self._closed and not isinstance(msg, Stop):
+            while len(self._messages) >= self.size and not self._closed:
                 self.stats.waited += 1
                 if self._room is None:
                     self._room = anyio.Event()
                 await self._room.wait()
-        self.tell(msg)
+        self._put(msg, 2 * self.size if self.full == "reject" else self.size)
 
     async def take(self) -> list[Any]:
         """All messages that have arrived, at least one; the priority lane's stand first.

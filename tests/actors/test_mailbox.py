@@ -52,9 +52,16 @@ async def test_reject_refuses_with_the_numbers_and_counts() -> None:
     box.tell(1)
     with pytest.raises(MailboxFull, match="ingress holds 1 of 1 messages; a Abort was refused"):
         box.tell(Abort(7))
-    with pytest.raises(MailboxFull):
-        await box.offer(Abort(7))
-    assert (box.stats.told, box.stats.refused, box.stats.depth_max) == (1, 2, 1)
+    assert (box.stats.told, box.stats.refused, box.stats.depth_max) == (1, 1, 1)
+
+
+async def test_an_edges_flood_leaves_room_for_actors_and_theirs_is_bounded_too() -> None:
+    box = Mailbox("ingress", 1, "reject")
+    box.tell(1)
+    await box.offer(2)
+    with pytest.raises(MailboxFull, match="ingress holds 2 of 2 messages"):
+        await box.offer(3)
+    assert await box.take() == [1, 2]
 
 
 async def test_wait_lets_a_sender_in_when_there_is_room_and_loses_nothing() -> None:
