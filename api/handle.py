@@ -1,0 +1,179 @@
+"""What HTTP handlers hold of the engine: submit a group of requests, take what they gain, give up.
+
+Everything here runs on the api process's loop; the actors decide, this side only waits and hands over.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol
+
+import anyio
+import msgspec
+
+from engine.errors import MailboxFull
+from engine.messages import GOES_ON, Abort, Credit, Delta, Deltas, Enqueue, Entry, Message
+
+SUBMIT_WITHIN_S = 30.0
+"""Ingress answers in microseconds unless its process is stuck; a stuck one is an error, not a hang."""
+
+
+class Port(Protocol):
+    """An actor of this process."""
+
+    name: str
+
+    def tell(self, msg: Message) -> None:
+        """Never waits; raises MailboxFull."""
+
+
+class Questions(Protocol):
+    """Asks with a deadline; raises the reply where it is an exception."""
+
+    async def ask(self, ref: Any, msg: Message, within_s: float) -> Any:
+        """The actor's reply."""
+
+
+class Sink:
+    """Chunks that wait for one HTTP request; bounded by the detokenizer's credit."""
+
+    __slots__ = ("arrived", "chunks", "number")
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.chunks: deque[Delta] = deque()
+        self.arrived: anyio.Event | None = None
+
+
+class Sinks:
+    """The actor name `sinks`: hands the detokenizer's chunks to the requests that wait for them.
+
+    orphans  chunks whose HTTP request was gone; each makes ingress cancel its request once more
+    """
+
+    name = "sinks"
+
+    def __init__(self, ingress: Port) -> None:
+        self._ingress = ingress
+        self._open: dict[int, Sink] = {}
+        self._last = 0
+        self.orphans = 0
+
+    def open(self) -> Sink:
+        """A new sink with its own number."""
+        self._last += 1
+        sink = self._open[self._last] = Sink(self._last)
+        return sink
+
+    def close(self, sink: Sink) -> None:
+        """Chunks for it are orphans from now on."""
+        self._open.pop(sink.number, None)
+
+    def tell(self, msg: Message) -> None:
+        """Takes `Deltas`; never waits."""
+        assert isinstance(msg, Deltas)
+        for delta in msg.items:
+            sink = self._open.get(delta.sink)
+            if sink is None:
+                self._orphan(delta)
+                continue
+            sink.chunks.append(delta)
+            if sink.arrived is not None:
+                sink.arrived.set()
+
+    async def offer(self, msg: Message) -> None:
+        """As `tell`: the bound is the detokenizer's credit."""
+        self.tell(msg)
+
+    def _orphan(self, delta: Delta) -> None:
+        if delta.finish == GOES_ON:
+            self.orphans += 1
+            cancel(self._ingress, delta.request_id)
+
+
+class Group:
+    """The accepted completions of one HTTP request.
+
+    ids   request ids, in the order of the entries
+    live  those that have no terminal event yet
+    """
+
+    def __init__(self, ids: Sequence[int], sink: Sink, detok: Port) -> None:
+        self.ids = tuple(ids)
+        self.live = set(ids)
+        self.index = {request_id: place for place, request_id in enumerate(ids)}
+        self._sink = sink
+        self._detok = detok
+        self._taken: dict[int, int] = {}
+
+    async def take(self) -> list[Delta]:
+        """All chunks that have arrived, at least one; empty once every completion has ended.
+
+        The chunks of the call before count as taken by the client now, not earlier.
+        """
+        self._give_credit()
+        sink = self._sink
+        if not self.live:
+            return []
+        if not sink.chunks:
+            sink.arrived = anyio.Event()
+            await sink.arrived.wait()
+            sink.arrived = None
+        taken = list(sink.chunks)
+        sink.chunks.clear()
+        for delta in taken:
+            if delta.finish == GOES_ON:
+                self._taken[delta.request_id] = self._taken.get(delta.request_id, 0) + 1
+            else:
+                self.live.discard(delta.request_id)
+        return taken
+
+    def _give_credit(self) -> None:
+        for request_id, chunks in self._taken.items():
+            if request_id in self.live:
+                self._detok.tell(Credit(request_id, chunks))
+        self._taken.clear()
+
+
+class Engine:
+    """The handle of a running engine.
+
+    ingress, detok  the actors' mailboxes
+    """
+
+    def __init__(self, asks: Questions, ingress: Port, detok: Port, sinks: Sinks) -> None:
+        self._asks = asks
+        self._ingress = ingress
+        self._detok = detok
+        self._sinks = sinks
+
+    async def submit(self, entries: Iterable[Entry], route: int = -1) -> Group:
+        """The group, accepted whole; `sink` of the entries is filled in here.
+
+        raises  BadRequest, QueueFull, NotServing as ingress says; MailboxFull, DeadlinePassed, ActorFailed
+        """
+        sink = self._sinks.open()
+        try:
+            whole = tuple(msgspec.structs.replace(entry, sink=sink.number) for entry in entries)
+            ids = await self._asks.ask(self._ingress, Enqueue(whole, route), SUBMIT_WITHIN_S)
+        except BaseException:
+            # Accepted after all? Then its chunks are orphans, and each of them cancels the request.
+            self._sinks.close(sink)
+            raise
+        return Group(ids, sink, self._detok)
+
+    def close(self, group: Group) -> None:
+        """Nothing of the group is wanted any more; what still runs is cancelled. Never waits."""
+        self._sinks.close(group._sink)
+        for request_id in sorted(group.live):
+            cancel(self._ingress, request_id)
+        group.live.clear()
+
+
+def cancel(ingress: Port, request_id: int) -> None:
+    """Tells ingress that the client is gone; a full mailbox hears it with the request's next chunk."""
+    try:
+        ingress.tell(Abort(request_id))
+    except MailboxFull:
+        return

@@ -1,0 +1,92 @@
+"""The features table: what a request may ask for, and the modes of a server in which it works.
+
+What a server's modes don't support is refused at ingress with its name, never dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+
+from engine.errors import UnsupportedFeature
+
+MODES = frozenset({"overlap", "deterministic"})
+"""Modes that change how steps are run: one step running and one prepared; row invariance."""
+
+
+@dataclass(frozen=True, slots=True)
+class Feature:
+    """One row of the table.
+
+    works_with  modes under which it works; a server with any other mode refuses it
+    why_not     what a client is told where it is in no mode supported
+    """
+
+    name: str
+    works_with: frozenset[str] = MODES
+    why_not: str = ""
+
+
+def _never(name: str, why_not: str) -> Feature:
+    return Feature(name, frozenset(), why_not)
+
+
+FEATURES: dict[str, Feature] = {
+    feature.name: feature
+    for feature in (
+        Feature("sampling"),
+        Feature("penalties"),
+        Feature("logit_bias"),
+        Feature("min_tokens"),
+        Feature("logprobs"),
+        Feature("prompt_logprobs"),
+        Feature("stop"),
+        Feature("seed"),
+        Feature("n"),
+        Feature("echo"),
+        Feature("stream"),
+        Feature("tools"),
+        Feature("thinking"),
+        _never(
+            "response_format", "structured output is not enforced by this server; only type text is accepted"
+        ),
+        _never("json_schema", "structured output is not enforced by this server"),
+        _never("regex", "structured output is not enforced by this server"),
+        _never("ebnf", "structured output is not enforced by this server"),
+        _never("structural_tag", "structured output is not enforced by this server"),
+        _never("stop_regex", "use stop or stop_token_ids"),
+        _never("tool_choice", "a forced call needs structured output; only auto and none are accepted"),
+        _never("functions", "use tools"),
+        _never("function_call", "use tool_choice"),
+        _never("audio", "the model has no audio"),
+        _never("image_data", "the model has no images"),
+        _never("suffix", "the model does not fill in the middle"),
+        _never("best_of", "use n"),
+        _never("input_embeds", "prompts are text or token ids"),
+        _never("token_ids_logprob", "use top_logprobs_num"),
+        _never("lora_path", "adapters are not served"),
+        _never("session_params", "sessions are not served"),
+        _never("bootstrap_host", "prefill and decode run in one server"),
+        _never("bootstrap_port", "prefill and decode run in one server"),
+        _never("bootstrap_room", "prefill and decode run in one server"),
+    )
+}
+
+
+def refuse_unsupported(wanted: Iterable[str], modes: Collection[str]) -> None:
+    """Raises UnsupportedFeature for the first wanted feature that one of the server's modes doesn't support.
+
+    wanted  names in FEATURES
+    modes   of the running server, out of MODES
+    """
+    for name in wanted:
+        feature = FEATURES[name]
+        if feature.why_not:
+            raise UnsupportedFeature(
+                f"{name} is not supported: {feature.why_not}", name, "unsupported_feature"
+            )
+        clash = sorted(set(modes) - feature.works_with)
+        if clash:
+            raise UnsupportedFeature(
+                f"{name} does not work with {', '.join(clash)} on this server", name, "unsupported_feature"
+            )
