@@ -1,6 +1,6 @@
 """What the runtime costs: telling and taking, asking, a link's round trip, a device thread's round trip.
 
-Nanosecond figures are the best of seven; round trips are medians, the device thread's with its 99th percentile.
+Nanosecond figures are the best of seven; round trips are medians, the device thread's also a 99th percentile.
 """
 
 from __future__ import annotations

@@ -70,8 +70,8 @@ class Mailbox:
     name   of the owner, for errors
     size   most ordinary messages that wait
     full   the policy at `size`; `tell` raises MailboxFull under `reject` and under `wait`. Under `reject`,
-           `offer` finds as many places again: actors send there because of what edges got in, so that an edge's
-           flood ends in refusals of the edge and never in a failed actor
+           `offer` finds as many places again: actors send there because of what edges got in, so that a flood
+           ends in refusals at the edge and never in a failed actor
     merge  used by the policy `merge` alone
     """
 
