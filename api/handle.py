@@ -6,14 +6,14 @@ Everything here runs on the api process's loop; the actors decide, this side onl
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any, Protocol
 
 import anyio
 import msgspec
 
 from engine.errors import MailboxFull
-from engine.messages import GOES_ON, Abort, Credit, Delta, Deltas, Enqueue, Entry, Message
+from engine.messages import GOES_ON, Abort, Accepted, Credit, Delta, Deltas, Enqueue, Entry, Message
 
 SUBMIT_WITHIN_S = 30.0
 """Ingress answers in microseconds unless its process is stuck; a stuck one is an error, not a hang."""
@@ -95,14 +95,15 @@ class Sinks:
 class Group:
     """The accepted completions of one HTTP request.
 
-    ids   request ids, in the order of the entries
-    live  those that have no terminal event yet
+    index  place of each request id in the order of the entries
+    rank   where they run
+    live   ids that have no terminal event yet
     """
 
-    def __init__(self, ids: Sequence[int], sink: Sink, detok: Port) -> None:
-        self.ids = tuple(ids)
-        self.live = set(ids)
-        self.index = {request_id: place for place, request_id in enumerate(ids)}
+    def __init__(self, accepted: Accepted, sink: Sink, detok: Port) -> None:
+        self.index = {request_id: place for place, request_id in enumerate(accepted.ids)}
+        self.rank = accepted.rank
+        self.live = set(accepted.ids)
         self._sink = sink
         self._detok = detok
         self._taken: dict[int, int] = {}
@@ -156,12 +157,12 @@ class Engine:
         sink = self._sinks.open()
         try:
             whole = tuple(msgspec.structs.replace(entry, sink=sink.number) for entry in entries)
-            ids = await self._asks.ask(self._ingress, Enqueue(whole, route), SUBMIT_WITHIN_S)
+            accepted = await self._asks.ask(self._ingress, Enqueue(whole, route), SUBMIT_WITHIN_S)
         except BaseException:
             # Accepted after all? Then its chunks are orphans, and each of them cancels the request.
             self._sinks.close(sink)
             raise
-        return Group(ids, sink, self._detok)
+        return Group(accepted, sink, self._detok)
 
     def close(self, group: Group) -> None:
         """Nothing of the group is wanted any more; what still runs is cancelled. Never waits."""

@@ -355,12 +355,19 @@ class Enqueue(Message, frozen=True):
     """HTTP side -> ingress: entries that reach one rank whole or are refused whole (I3).
 
     route  the rank that the client demands; -1 none
-    slot   opaque reply slot: answered with the tuple of request ids, or with an EngineError
+    slot   opaque reply slot: answered with Accepted, or with an EngineError
     """
 
     entries: tuple[Entry, ...]
     route: int = -1
     slot: Any = None
+
+
+class Accepted(Message, frozen=True):
+    """Ingress -> HTTP side, the answer to Enqueue: ids in the order of the entries, and their rank."""
+
+    ids: tuple[int, ...]
+    rank: int
 
 
 class Ended(Message, frozen=True):

@@ -13,6 +13,7 @@ from engine.errors import BadRequest, EngineError, NotServing, QueueFull
 from engine.messages import (
     FAILED,
     Abort,
+    Accepted,
     Drain,
     Drained,
     Ended,
@@ -59,10 +60,9 @@ class Ingress(Core):
     # ---- guards -------------------------------------------------------------------------------
 
     def repeats_a_live_rid(self, msg: Enqueue) -> bool:
-        """A request id that the client chose is in use; completions of one request may share theirs."""
+        """A request id that the client chose is in use."""
         wanted = {entry.rid for entry in msg.entries if entry.rid}
-        firsts = [entry.rid for entry in msg.entries if entry.rid and entry.child == 0]
-        return len(firsts) != len(set(firsts)) or any(live.rid in wanted for live in self.live.values())
+        return bool(wanted) and any(live.rid in wanted for live in self.live.values())
 
     def wants_an_unknown_rank(self, msg: Enqueue) -> bool:
         """The demanded rank isn't one of this server's."""
@@ -107,7 +107,7 @@ class Ingress(Core):
             submit_of(request_id, msg.route, entry) for request_id, entry in enumerate(msg.entries, first)
         )
         self.emit(Send(rank_name(rank), SubmitBatch(items)))
-        self.emit(Reply(msg.slot, tuple(range(first, self.next_id))))
+        self.emit(Reply(msg.slot, Accepted(tuple(range(first, self.next_id)), rank)))
 
     def cancel(self, msg: Abort) -> None:
         """Rank and detokenizer drop the request; the detokenizer's answer ends its life here."""

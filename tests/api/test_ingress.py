@@ -11,6 +11,7 @@ from engine.messages import (
     FAILED,
     LENGTH,
     Abort,
+    Accepted,
     Drain,
     Drained,
     Ended,
@@ -43,8 +44,8 @@ def serving(ranks: int = 1, limit: int = 4) -> Ingress:
 def accepted(core: Ingress, msg: Enqueue) -> tuple[int, ...]:
     """The ids that the group got."""
     (reply,) = [effect for effect in core.receive(msg) if isinstance(effect, Reply)]
-    assert isinstance(reply.value, tuple), reply.value
-    return reply.value
+    assert isinstance(reply.value, Accepted), reply.value
+    return reply.value.ids
 
 
 def refused(core: Ingress, msg: Enqueue) -> EngineError:
