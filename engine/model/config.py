@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from engine.errors import ConfigError
+from engine.model.transformers_config import deepseek_fields
 
 PAGE_TOKENS = 256
 C4, C128 = 4, 128
@@ -115,7 +116,7 @@ class ModelConfig:
             raise ConfigError(f"{file}: not a readable JSON file: {error}") from error
         if not isinstance(fields, dict):
             raise ConfigError(f"{file}: holds a {type(fields).__name__}, not an object")
-        return cls.from_dict(fields)
+        return cls.from_dict(deepseek_fields(fields))
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> ModelConfig:
@@ -200,7 +201,9 @@ def _field(fields: Mapping[str, Any], name: str, kind: type[T]) -> T:
 def _check_family(fields: Mapping[str, Any]) -> None:
     """raises ConfigError for another model family, or a variant of this one that isn't implemented."""
     if fields.get("model_type") != "deepseek_v4":
-        raise ConfigError(f"config.json: model_type is {fields.get('model_type')!r}; only deepseek_v4 is known")
+        raise ConfigError(
+            f"config.json: model_type is {fields.get('model_type')!r}; only deepseek_v4 is known"
+        )
     for name, allowed in _FIXED_FIELDS.items():
         if fields.get(name, allowed[0]) not in allowed:
             raise ConfigError(f"config.json: {name} is {fields[name]!r}; only {allowed[0]!r} is implemented")
@@ -273,10 +276,18 @@ def _check(config: ModelConfig) -> None:
     if config.sliding_window > 128:
         raise ConfigError(f"config.json: sliding_window {config.sliding_window} exceeds 128, half a page")
     if config.dspark and max(config.dspark.target_layer_ids) >= config.num_hidden_layers:
-        raise ConfigError(f"config.json: dspark_target_layer_ids names layer {max(config.dspark.target_layer_ids)}")
+        raise ConfigError(
+            f"config.json: dspark_target_layer_ids names layer {max(config.dspark.target_layer_ids)}"
+        )
 
 
-_MAY_BE_ZERO = {"num_hash_layers", "n_shared_experts", "num_nextn_predict_layers", "bos_token_id", "eos_token_id"}
+_MAY_BE_ZERO = {
+    "num_hash_layers",
+    "n_shared_experts",
+    "num_nextn_predict_layers",
+    "bos_token_id",
+    "eos_token_id",
+}
 _AT_MOST = (
     ("qk_rope_head_dim", "head_dim"),
     ("qk_rope_head_dim", "index_head_dim"),
