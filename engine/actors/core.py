@@ -129,6 +129,10 @@ class Core:
         after = timeout.after_ms
         return Armed(self._machine.entry, getattr(self, after) if isinstance(after, str) else after)
 
+    def time_out(self) -> TimedOut:
+        """What the timer sends when the current state's time-out is due."""
+        return TimedOut(self._machine.entry)
+
     def receive(self, msg: Any) -> list[Effect]:
         """One message through the machine; effects in the order in which the shell carries them out.
 

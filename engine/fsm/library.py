@@ -19,8 +19,8 @@ class LibraryMachine(Machine):
 
     __slots__ = ("_library", "_model", "_taken")
 
-    def __init__(self, table: Table, core: Any) -> None:
-        super().__init__(table, core)
+    def __init__(self, table: Table, owner: Any) -> None:
+        super().__init__(table, owner)
         self._taken: CompiledRow | None = None
         model: Any = _Model()
         self._model = model
@@ -44,11 +44,11 @@ class LibraryMachine(Machine):
         guard, actions, _, _ = compiled
 
         def holds(msg: Any) -> bool:
-            return guard is None or guard(self._core, msg)
+            return guard is None or guard(self.owner, msg)
 
         def act(msg: Any) -> None:
             for action in actions:
-                action(self._core, msg)
+                action(self.owner, msg)
             self._taken = compiled
 
         self._library.add_transition(row.event, state, row.to, conditions=[holds], before=[act])

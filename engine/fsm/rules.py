@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Iterator
 
 from engine.fsm.owners import shown
@@ -74,7 +75,7 @@ def _invariant_names(spec: Spec) -> Iterator[str]:
             if not callable(getattr(spec.core, invariant.check, None)):
                 yield f": invariant {invariant.id}: {spec.owner} has no method '{invariant.check}()'"
         elif invariant.scope == "system":
-            if not callable(getattr(inspect.getmodule(spec.core), invariant.check, None)):
+            if not callable(getattr(sys.modules[spec.core.__module__], invariant.check, None)):
                 module = spec.owner.partition(":")[0]
                 yield f": invariant {invariant.id}: {module} has no function '{invariant.check}(world)'"
         else:

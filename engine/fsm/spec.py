@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -95,6 +97,11 @@ class Spec:
     def group(self, state: str, event: str) -> list[Row]:
         """The rows that answer (state, event), in the order in which they are tried."""
         return [row for row in self.rows if row.event == event and state in row.states]
+
+    def system_check(self, invariant: Invariant) -> Callable[[Any], bool]:
+        """The function `(world) -> bool` of the core's module that a system invariant names."""
+        check: Callable[[Any], bool] = getattr(sys.modules[self.core.__module__], invariant.check)
+        return check
 
     def timer_events(self) -> set[str]:
         """Events that are a state's time-out."""

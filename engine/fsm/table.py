@@ -79,13 +79,13 @@ class Machine:
     record  the flight recorder: the last 256 (state, event, row number)
     """
 
-    __slots__ = ("_answers", "_core", "_deferred", "_posted", "_state", "entry", "record", "table")
+    __slots__ = ("_answers", "_deferred", "_posted", "_state", "entry", "owner", "record", "table")
 
-    def __init__(self, table: Table, core: Any) -> None:
+    def __init__(self, table: Table, owner: Any) -> None:
         self.table = table
         self.entry = 0
         self.record: deque[tuple[str, str, int]] = deque(maxlen=RECORDED)
-        self._core = core
+        self.owner = owner
         self._deferred: list[tuple[int, Any]] = []
         self._posted: list[tuple[int, Any]] = []
         self._state = table.state_index[table.spec.initial]
@@ -108,7 +108,7 @@ class Machine:
         raises  Unexpected where no row answers; whatever a guard or an action raises. The state is then that
                 of before the call
         """
-        core = self._core
+        core = self.owner
         for guard, actions, to, note in self._answers[event]:
             if guard is None or guard(core, msg):
                 for action in actions:
@@ -154,9 +154,9 @@ class Machine:
     def _step(self, event: int, msg: Any) -> bool:
         """One row, without what follows from it; true where a state was entered."""
         for guard, actions, to, note in self._answers[event]:
-            if guard is None or guard(self._core, msg):
+            if guard is None or guard(self.owner, msg):
                 for action in actions:
-                    action(self._core, msg)
+                    action(self.owner, msg)
                 self.record.append(note)
                 if to >= 0:
                     self._move(to)
@@ -175,6 +175,10 @@ class Machine:
     def _move(self, state: int) -> None:
         self._state = state
         self._answers = self.table.answers[state]
+
+    def fired(self) -> set[tuple[str, int]]:
+        """(spec name, row number) of the recorded rows, for the search."""
+        return {(self.table.spec.name, number) for _, _, number in self.record}
 
     def snapshot(self) -> tuple[int, tuple[tuple[int, Any], ...]]:
         """State and deferred messages; not the entry number, which no decision may read."""

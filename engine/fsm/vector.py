@@ -67,7 +67,7 @@ class VectorMachine:
         self.table = table
         self.states = np.full(capacity, table.state_index[table.spec.initial], np.uint8)
         self.record: deque[tuple[str, Slots, NDArray[np.int16]]] = deque(maxlen=RECORDED)
-        self._owner = owner
+        self.owner = owner
         self._events = [_Event(table, event) for event in range(len(table.events))]
 
     def fire(self, event: int, slots: Slots, msg: Any = None) -> None:
@@ -88,7 +88,7 @@ class VectorMachine:
             at = np.flatnonzero(rows == number)
             if at.size:
                 for action in actions:
-                    action(self._owner, slots[at], at, msg)
+                    action(self.owner, slots[at], at, msg)
         self.states[slots] = rules.to[node]
         self.record.append((self.table.events[event], slots, rows))
 
@@ -101,7 +101,7 @@ class VectorMachine:
             refused = np.zeros(undecided.size, np.bool_)
             for guard in np.unique(asked).tolist():
                 if guard not in columns:
-                    columns[guard] = np.asarray(rules.guards[guard](self._owner, slots, msg), np.bool_)
+                    columns[guard] = np.asarray(rules.guards[guard](self.owner, slots, msg), np.bool_)
                 refused |= (asked == guard) & ~columns[guard][undecided]
             undecided = undecided[refused]
             node[undecided] = rules.otherwise[node[undecided]]
@@ -122,6 +122,11 @@ class VectorMachine:
         """The slots whose state is one of these, ascending."""
         wanted = [self.table.state_index[name] for name in names]
         return np.flatnonzero(np.isin(self.states, wanted))
+
+    def fired(self) -> set[tuple[str, int]]:
+        """(spec name, row number) of the recorded rows, for the search."""
+        name = self.table.spec.name
+        return {(name, row) for _, _, rows in self.record for row in np.unique(rows).tolist()}
 
     def snapshot(self) -> bytes:
         """All states, for the search."""
