@@ -19,7 +19,7 @@ def kernels(level: str, flags: list[str]) -> Extension:
     return Extension(
         f"engine.native._cpu_{level}",
         [f"engine/native/{name}.c" for name in SOURCES],
-        depends=[f"engine/native/{name}.h" for name in ("vec", "gemm", "norm", "attend", "moe")],
+        depends=[f"engine/native/{name}.h" for name in ("vec", "gemm", "norm", "lines", "attend", "moe")],
         extra_compile_args=[*FLAGS, *flags, f"-DLEVEL={level}"],
     )
 

@@ -4,27 +4,26 @@
 
 #include "vec.h"
 
-/* Rows of one kind of key. Entry (t, i) of `index` is the i-th key of row t: at or above 0 a row of `pool`, below 0
- * the row ~entry of `fresh` (rows that this step made and hasn't committed). */
+/* Keys of query blocks. Block b may see rows[b, i] of `pool`, i < count; its w-th query sees those whose
+ * bias[b, w, i] is 0, the others are minus infinity. */
 typedef struct {
-    const float *pool, *fresh;
-    const int32_t *index; /* [rows, stride] */
-    const int32_t *count; /* [rows] */
-    int64_t stride;
+    const float *pool;
+    const int64_t *rows;
+    const float *bias;
+    int64_t count;
 } keys;
 
-/* out[t, h] = sum_j p_j key_j over window and compressed keys with one softmax and a sink logit for each head.
- * q and out are [rows, heads, width]; width is a multiple of 32, at most 1024.
- * Returns 0, or -1 where no memory is left. */
-int attend(float *out, const float *q, keys window, keys compressed, const float *sink, float scale, int64_t rows,
-           int64_t heads, int64_t width);
+/* out[t, h] = sum_j p_j key_j over the keys of up to two sources, one softmax with a sink logit for each head.
+ *
+ * q and out are [., heads, width]; query w of block b is row places[b * queries + w] of both (places may be NULL:
+ * in order). A query that sees no key is padding: nothing is written for it. width is a multiple of 32.
+ * A query's chain of additions runs over its keys in order and skips what it doesn't see, so that its result
+ * doesn't depend on the queries beside it. Returns 0, or -1 where no memory is left. */
+int attend(float *out, const float *q, const int64_t *places, int64_t blocks, int64_t queries, const keys *sources,
+           int64_t count, const float *sink, float scale, int64_t heads, int64_t width);
 
-/* scores[t, i] = sum_h weight[t, h] * relu(q[t, h] . key_i) for the keys of row t. */
-void index_scores(float *scores, const float *q, const float *weight, keys entries, int64_t rows, int64_t heads,
-                  int64_t width);
-
-/* The `most` entries of each row with the best scores, in ascending order of place; of equal scores the earlier
- * wins. Writes index [rows, most] and count [rows]. Returns 0, or -1 where no memory is left. */
-int select_best(int32_t *index, int32_t *count, const float *scores, keys entries, int64_t rows, int64_t most);
+/* scores[row, i] = sum_h weight[row, h] * relu(q[row, h] . key_i) + bias[row, i]; rows are blocks * queries. */
+void index_scores(float *scores, const float *q, const float *weight, keys k, int64_t blocks, int64_t queries,
+                  int64_t heads, int64_t width);
 
 #endif

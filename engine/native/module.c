@@ -42,10 +42,9 @@ static float real(reader *r) {
 static keys read_keys(reader *r) {
     keys k;
     k.pool = address(r);
-    k.fresh = address(r);
-    k.index = address(r);
-    k.count = address(r);
-    k.stride = whole(r);
+    k.rows = address(r);
+    k.bias = address(r);
+    k.count = whole(r);
     return k;
 }
 
@@ -107,15 +106,12 @@ FACE(rms_norm) {
     Py_RETURN_NONE;
 }
 
-FACE(norm_rope) {
+FACE(rotate) {
     BEGIN(r);
     float *x = address(&r);
-    const float *weight = address(&r), *cos = address(&r), *sin = address(&r);
-    int64_t rows = whole(&r), heads = whole(&r), n = whole(&r), rope = whole(&r);
-    float eps = real(&r);
-    int64_t norm = whole(&r);
-    float sign = real(&r);
-    CALL(r, norm_rope(x, weight, cos, sin, rows, heads, n, rope, eps, (int)norm, sign));
+    const float *turns = address(&r);
+    int64_t rows = whole(&r), heads = whole(&r), stride = whole(&r), n = whole(&r), pairs = whole(&r);
+    CALL(r, rotate(x, turns, rows, heads, stride, n, pairs));
     Py_RETURN_NONE;
 }
 
@@ -143,27 +139,38 @@ FACE(attend) {
     BEGIN(r);
     float *out = address(&r);
     const float *q = address(&r);
-    keys window = read_keys(&r), compressed = read_keys(&r);
+    const int64_t *places = address(&r);
+    int64_t blocks = whole(&r), queries = whole(&r);
+    keys sources[2];
+    sources[0] = read_keys(&r);
+    sources[1] = read_keys(&r);
     const float *sink = address(&r);
     float scale = real(&r);
-    int64_t rows = whole(&r), heads = whole(&r), width = whole(&r);
+    int64_t heads = whole(&r), width = whole(&r);
     int failed = 0;
-    CALL(r, failed = attend(out, q, window, compressed, sink, scale, rows, heads, width));
+    CALL(r, failed = attend(out, q, places, blocks, queries, sources, sources[1].pool ? 2 : 1, sink, scale, heads,
+                            width));
     if (failed) return PyErr_NoMemory();
     Py_RETURN_NONE;
 }
 
-FACE(select) {
+FACE(index_scores) {
     BEGIN(r);
-    int32_t *index = address(&r), *kept = address(&r);
     float *scores = address(&r);
     const float *q = address(&r), *weight = address(&r);
     keys entries = read_keys(&r);
-    int64_t rows = whole(&r), heads = whole(&r), width = whole(&r), most = whole(&r);
-    int failed = 0;
-    CALL(r, index_scores(scores, q, weight, entries, rows, heads, width);
-         failed = select_best(index, kept, scores, entries, rows, most));
-    if (failed) return PyErr_NoMemory();
+    int64_t blocks = whole(&r), queries = whole(&r), heads = whole(&r), width = whole(&r);
+    CALL(r, index_scores(scores, q, weight, entries, blocks, queries, heads, width));
+    Py_RETURN_NONE;
+}
+
+FACE(swiglu) {
+    BEGIN(r);
+    float *out = address(&r);
+    const float *in = address(&r);
+    int64_t rows = whole(&r), inner = whole(&r);
+    float limit = real(&r);
+    CALL(r, swiglu(out, in, rows, inner, limit));
     Py_RETURN_NONE;
 }
 
@@ -171,7 +178,7 @@ FACE(moe) {
     BEGIN(r);
     float *out = address(&r);
     const float *x = address(&r);
-    const int32_t *ids = address(&r);
+    const int64_t *ids = address(&r);
     const float *weights = address(&r);
     int64_t tokens = whole(&r), choices = whole(&r);
     experts e;
@@ -190,8 +197,8 @@ FACE(moe) {
 
 static PyMethodDef methods[] = {
 #define METHOD(name) {#name, (PyCFunction)(void (*)(void))py_##name, METH_FASTCALL, NULL}
-    METHOD(pack),     METHOD(gemm),   METHOD(rms_norm), METHOD(norm_rope), METHOD(mhc_pre),
-    METHOD(mhc_post), METHOD(attend), METHOD(select),   METHOD(moe),       {NULL, NULL, 0, NULL},
+    METHOD(pack),   METHOD(gemm),         METHOD(rms_norm), METHOD(rotate), METHOD(mhc_pre),       METHOD(mhc_post),
+    METHOD(attend), METHOD(index_scores), METHOD(swiglu),   METHOD(moe),    {NULL, NULL, 0, NULL},
 };
 
 static struct PyModuleDef definition = {

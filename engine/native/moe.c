@@ -9,13 +9,16 @@ INLINE vf between(vf x, float low, float high) {
     return select_vf(x > high, splat(high), x);
 }
 
-/* In place: the first `inner` of a row's 2 inner values become weight * silu(gate) * up. */
-static void swiglu(float *g, int64_t inner, float limit, float weight) {
+INLINE void gated(float *out, const float *in, int64_t inner, float limit, float weight) {
     for (int64_t i = 0; i < inner; i += LANES) {
-        vf gate = load(g + i), up = between(load(g + inner + i), -limit, limit);
+        vf gate = load(in + i), up = between(load(in + inner + i), -limit, limit);
         gate = select_vf(gate > limit, splat(limit), gate);
-        store(g + i, gate / (1.0f + exp_vf(-gate)) * up * splat(weight));
+        store(out + i, gate / (1.0f + exp_vf(-gate)) * up * splat(weight));
     }
+}
+
+void swiglu(float *out, const float *in, int64_t rows, int64_t inner, float limit) {
+    for (int64_t r = 0; r < rows; r++) gated(out + r * inner, in + r * 2 * inner, inner, limit, 1.0f);
 }
 
 typedef struct {
@@ -24,7 +27,7 @@ typedef struct {
     int32_t *first;   /* [experts + 1] where each expert's pairs begin in `order` */
 } scratch;
 
-static void sort_pairs(scratch s, const int32_t *ids, int64_t pairs, int64_t count) {
+static void sort_pairs(scratch s, const int64_t *ids, int64_t pairs, int64_t count) {
     memset(s.first, 0, (size_t)(count + 2) * sizeof *s.first);
     for (int64_t p = 0; p < pairs; p++)
         if (ids[p] >= 0 && ids[p] < count) s.first[ids[p] + 2]++;
@@ -44,14 +47,17 @@ static void run_expert(scratch s, const float *x, const float *weights, int64_t 
         for (int64_t r = 0; r < rows; r++)
             memcpy(s.x + r * e.width, x + s.order[from + r] / choices * e.width, (size_t)e.width * sizeof(float));
         gemm(s.g, 2 * e.inner, s.x, e.width, up, rows);
-        for (int64_t r = 0; r < rows; r++) swiglu(s.g + r * 2 * e.inner, e.inner, e.limit, weights[s.order[from + r]]);
+        for (int64_t r = 0; r < rows; r++) {
+            float *row = s.g + r * 2 * e.inner; /* a lane is read before it is written: in place */
+            gated(row, row, e.inner, e.limit, weights[s.order[from + r]]);
+        }
         gemm(s.x, e.width, s.g, 2 * e.inner, down, rows);
         for (int64_t r = 0; r < rows; r++)
             memcpy(s.y + (int64_t)s.order[from + r] * e.width, s.x + r * e.width, (size_t)e.width * sizeof(float));
     }
 }
 
-int moe(float *out, const float *x, const int32_t *ids, const float *weights, int64_t tokens, int64_t choices,
+int moe(float *out, const float *x, const int64_t *ids, const float *weights, int64_t tokens, int64_t choices,
         experts e) {
     int64_t pairs = tokens * choices;
     scratch s = {malloc((size_t)(ROWS * e.width) * sizeof(float)), malloc((size_t)(ROWS * 2 * e.inner) * sizeof(float)),

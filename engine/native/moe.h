@@ -14,7 +14,10 @@ typedef struct {
 
 /* out[t] = sum_j weight[t, j] * expert_{id[t, j]}(x[t]), the j ascending; an id outside 0..experts - 1 adds nothing.
  * Returns 0, or -1 where no memory is left. */
-int moe(float *out, const float *x, const int32_t *ids, const float *weights, int64_t tokens, int64_t choices,
+int moe(float *out, const float *x, const int64_t *ids, const float *weights, int64_t tokens, int64_t choices,
         experts e);
+
+/* out[r] = silu(min(gate, limit)) * clamp(up) of in[r] = (gate, up), rows of 2 inner; out rows of inner. */
+void swiglu(float *out, const float *in, int64_t rows, int64_t inner, float limit);
 
 #endif

@@ -31,16 +31,14 @@ void rms_norm(float *out, const float *x, const float *weight, int64_t rows, int
         scaled(out + r * n, x + r * n, weight, inverse_rms(x + r * n, n, eps), n);
 }
 
-void norm_rope(float *x, const float *weight, const float *cos, const float *sin, int64_t rows, int64_t heads,
-               int64_t n, int64_t rope, float eps, int norm, float sign) {
+void rotate(float *x, const float *turns, int64_t rows, int64_t heads, int64_t stride, int64_t n, int64_t pairs) {
     for (int64_t r = 0; r < rows; r++) {
-        float *row = x + r * n, *tail = row + n - rope;
-        const float *c = cos + r / heads * (rope / 2), *s = sin + r / heads * (rope / 2);
-        if (norm) scaled(row, row, weight, inverse_rms(row, n, eps), n);
-        for (int64_t i = 0; i < rope / 2; i++) {
-            float a = tail[2 * i], b = tail[2 * i + 1];
-            tail[2 * i] = a * c[i] - b * s[i] * sign;
-            tail[2 * i + 1] = a * s[i] * sign + b * c[i];
+        float *tail = x + r * stride + n - 2 * pairs;
+        const float *t = turns + r / heads * 2 * pairs;
+        for (int64_t i = 0; i < 2 * pairs; i += 2) {
+            float a = tail[i], b = tail[i + 1];
+            tail[i] = a * t[i] - b * t[i + 1];
+            tail[i + 1] = a * t[i + 1] + b * t[i];
         }
     }
 }
@@ -85,10 +83,7 @@ void mhc_pre(float *out, float *post, float *comb, const float *x, const float *
         vf m[MIX];
         for (int64_t l = 0; l < lanes; l++) {
             float factor = inverse_rms(x + (first + l) * STREAMS * width, STREAMS * width, norm_eps);
-            for (int i = 0; i < MIX; i++) {
-                int part = i < 4 ? 0 : i < 8 ? 1 : 2;
-                turned[i][l] = mixed[(first + l) * MIX + i] * factor * scale[part] + base[i];
-            }
+            for (int i = 0; i < MIX; i++) turned[i][l] = mixed[(first + l) * MIX + i] * factor * scale[i] + base[i];
         }
         for (int i = 0; i < MIX; i++) m[i] = load(turned[i]);
         for (int i = 0; i < 4; i++) store(turned[i], sigmoid_vf(m[i]) + eps);

@@ -9,11 +9,9 @@
 /* out = weight * x * rsqrt(mean(x^2) + eps); weight may be NULL. n is a multiple of 16. */
 void rms_norm(float *out, const float *x, const float *weight, int64_t rows, int64_t n, float eps);
 
-/* In place: RMS over the n channels of each row (weight may be NULL), then the last `rope` channels are rotated as
- * interleaved pairs. Row r uses line r / heads of cos and sin, [rows / heads, rope / 2] each. With norm 0 only the
- * rotation happens; sign -1 rotates back. */
-void norm_rope(float *x, const float *weight, const float *cos, const float *sin, int64_t rows, int64_t heads,
-               int64_t n, int64_t rope, float eps, int norm, float sign);
+/* In place: the last 2 * pairs channels of each row are turned as interleaved pairs by turns [rows / heads, pairs, 2]
+ * (cosine, sine); row r uses line r / heads. Rows are `stride` floats apart. */
+void rotate(float *x, const float *turns, int64_t rows, int64_t heads, int64_t stride, int64_t n, int64_t pairs);
 
 /* mixed [tokens, 24] holds flatten(x) times fn^T; writes post [tokens, 4], comb [tokens, 16] and the normalised
  * weighted sum of the streams, out [tokens, width]. */

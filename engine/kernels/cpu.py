@@ -1,0 +1,189 @@
+"""The model's operations on the CPU in float32, by C kernels of `engine/native`. The oracle is `TorchOps`.
+
+Weights are packed at first use, as bfloat16 where that loses nothing (FP8, FP4 and bfloat16 checkpoints):
+half the bytes of a decode step. Every operation is row-invariant by construction: a row's additions run in an
+order that doesn't depend on the other rows.
+"""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from engine.errors import ShapeMismatch
+from engine.model.ops import TorchOps
+from engine.model.step import Keys
+from engine.model.weights import HeadWeights, MhcWeights, MoeWeights
+from engine.native import level, load
+
+PANEL, LANES = 32, 16
+
+
+@dataclass(frozen=True)
+class Packed:
+    """A weight [n, k] in the kernels' layout; `groups` of them behind each other."""
+
+    panels: Tensor
+    n: int
+    k: int
+    bf16: int
+
+    def of(self, group: int) -> tuple[int, int, int, int]:
+        """The kernel's four arguments for one group."""
+        size = -(-self.n // PANEL) * PANEL * self.k * self.panels.element_size()
+        return self.panels.data_ptr() + group * size, self.n, self.k, self.bf16
+
+
+class CpuOps(TorchOps):
+    """Kernels of this processor's level. Tensors are float32, contiguous, on the CPU."""
+
+    def __init__(self) -> None:
+        self.level = level()
+        self.kernels = load(self.level)
+        self._packed: dict[int, tuple[weakref.ref[Tensor], Packed]] = {}
+
+    def packed(self, weight: Tensor) -> Packed:
+        """`weight` [n, k] or [groups, n, k] packed; made once for each weight tensor."""
+        known = self._packed.get(id(weight))
+        if known is not None and known[0]() is weight:
+            return known[1]
+        made = self._pack(weight)
+        self._packed[id(weight)] = (weakref.ref(weight), made)
+        return made
+
+    def _pack(self, weight: Tensor) -> Packed:
+        n, k = weight.shape[-2:]
+        groups = weight.float().reshape(-1, n, k)
+        bf16 = bool((groups.bfloat16().float() == groups).all())
+        dtype = torch.bfloat16 if bf16 else torch.float32
+        panels = torch.empty(len(groups), -(-n // PANEL) * PANEL * k, dtype=dtype)
+        for group, into in zip(groups.contiguous(), panels, strict=True):
+            self.kernels.pack(into.data_ptr(), group.data_ptr(), n, k, int(bf16))
+        return Packed(panels, n, k, int(bf16))
+
+    def _gemm(self, out: Tensor, x: Tensor, packed: Packed) -> Tensor:
+        if x.dtype != torch.float32 or x.shape[-1] != packed.k or not x.is_contiguous():
+            raise ShapeMismatch(f"x is {tuple(x.shape)} {x.dtype}, the weight takes float32 [T, {packed.k}]")
+        rows = x.numel() // packed.k
+        self.kernels.gemm(out.data_ptr(), out.stride(0), x.data_ptr(), packed.k, *packed.of(0), rows)
+        return out
+
+    def linear(self, x: Tensor, weight: Tensor) -> Tensor:
+        packed = self.packed(weight)
+        return self._gemm(torch.empty(x.shape[0], packed.n), x.contiguous(), packed)
+
+    def linear_to(self, x: Tensor, weight: Tensor, bias: Tensor, out: Tensor) -> None:
+        torch.add(self.linear(x, weight), bias, out=out)
+
+    def group_linear(self, x: Tensor, weight: Tensor) -> Tensor:
+        groups, rank, width = weight.shape
+        packed, rows = self.packed(weight), x.numel() // (groups * width)
+        x = x.contiguous()
+        out = torch.empty(rows, groups * rank)
+        for group in range(groups):
+            self.kernels.gemm(
+                out.data_ptr() + group * rank * 4,
+                groups * rank,
+                x.data_ptr() + group * width * 4,
+                groups * width,
+                *packed.of(group),
+                rows,
+            )
+        return out
+
+    def rms_norm(self, x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
+        n = x.shape[-1]
+        if n % LANES:
+            raise ShapeMismatch(f"rows of {n} values; the kernel takes a multiple of {LANES}")
+        x = x.contiguous()
+        out = torch.empty_like(x)
+        pointer = 0 if weight is None else weight.data_ptr()
+        self.kernels.rms_norm(out.data_ptr(), x.data_ptr(), pointer, x.numel() // n, n, eps)
+        return out
+
+    def rotate(self, x: Tensor, turns: Tensor) -> None:
+        if not x.is_contiguous() or not turns.is_contiguous():
+            super().rotate(x, turns)
+            return
+        n, pairs = x.shape[-1], turns.shape[-1]
+        rows, lines = x.numel() // n, turns.numel() // pairs
+        if lines:
+            self.kernels.rotate(x.data_ptr(), turns.data_ptr(), rows, rows // lines, n, n, pairs)
+
+    def mhc_pre(
+        self, streams: Tensor, mhc: MhcWeights, iterations: int, hc_eps: float, eps: float
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        rows, hc, hidden = streams.shape
+        if hc != 4 or hidden % LANES:
+            raise ShapeMismatch(f"{hc} streams of {hidden}; the kernel takes 4 of a multiple of {LANES}")
+        mixed = self.linear(streams.view(rows, hc * hidden), mhc.fn)
+        out, post, comb = torch.empty(rows, hidden), torch.empty(rows, hc), torch.empty(rows, hc, hc)
+        addresses = [t.data_ptr() for t in (out, post, comb, streams, mixed, mhc.scale, mhc.base, mhc.norm)]
+        self.kernels.mhc_pre(*addresses, rows, hidden, iterations, hc_eps, eps)
+        return out, post, comb
+
+    def mhc_post(self, y: Tensor, streams: Tensor, post: Tensor, comb: Tensor) -> Tensor:
+        rows, _, hidden = streams.shape
+        y, out = y.contiguous(), torch.empty_like(streams)
+        addresses = [t.data_ptr() for t in (out, y, streams, post, comb)]
+        self.kernels.mhc_post(*addresses, rows, hidden)
+        return out
+
+    def logits(self, streams: Tensor, head: HeadWeights, hc_eps: float, eps: float) -> Tensor:
+        rows, hc, hidden = streams.shape
+        flat = streams.reshape(rows, hc * hidden)
+        mix = self.linear(flat, head.fn) * self.inverse_rms(flat, eps)
+        weights = torch.sigmoid(mix * head.scale + head.base) + hc_eps
+        collapsed = (weights.unsqueeze(2) * flat.view(rows, hc, hidden)).sum(1)
+        return self.linear(self.rms_norm(collapsed, head.norm, eps), head.head)
+
+    def _keys(self, keys: Keys | None) -> tuple[int, int, int, int]:
+        if keys is None:
+            return 0, 0, 0, 0
+        return keys.pool.data_ptr(), keys.rows.data_ptr(), keys.bias.data_ptr(), keys.rows.shape[-1]
+
+    def attend(self, q: Tensor, window: Keys, compressed: Keys | None, sink: Tensor) -> Tensor:
+        blocks, width, heads, wide = q.shape
+        if wide % PANEL:
+            raise ShapeMismatch(f"heads of {wide} channels; the kernel takes a multiple of {PANEL}")
+        out, scale = torch.zeros_like(q), wide**-0.5
+        if compressed is not None and compressed.rows.shape[0] != blocks:
+            # Keys of single queries: the window's, which a block shares, are looked at query by query too.
+            rows = window.rows.repeat_interleave(width, 0)
+            window = Keys(window.pool, rows, window.bias.reshape(blocks * width, 1, -1))
+            blocks, width = blocks * width, 1
+        sources = (*self._keys(window), *self._keys(compressed))
+        self.kernels.attend(
+            out.data_ptr(), q.data_ptr(), 0, blocks, width, *sources, sink.data_ptr(), scale, heads, wide
+        )
+        return out
+
+    def index_scores(self, q: Tensor, head_weights: Tensor, keys: Keys) -> Tensor:
+        blocks, width, heads, wide = q.shape
+        q, head_weights = q.contiguous(), head_weights.contiguous()
+        out = torch.empty(blocks, width, keys.rows.shape[1])
+        addresses = [t.data_ptr() for t in (out, q, head_weights)]
+        self.kernels.index_scores(*addresses, *self._keys(keys), blocks, width, heads, wide)
+        return out
+
+    def swiglu(self, gate_up: Tensor, limit: float) -> Tensor:
+        rows, inner = gate_up.shape[0], gate_up.shape[1] // 2
+        gate_up, out = gate_up.contiguous(), torch.empty(rows, inner)
+        self.kernels.swiglu(out.data_ptr(), gate_up.data_ptr(), rows, inner, limit)
+        return out
+
+    def experts(self, x: Tensor, ids: Tensor, weights: Tensor, moe: MoeWeights, limit: float) -> Tensor:
+        rows, choices = ids.shape
+        up, down = self.packed(moe.w13), self.packed(moe.w2)
+        if up.bf16 != down.bf16:
+            raise ShapeMismatch("an expert's matrices are packed differently: one isn't exact in bfloat16")
+        x, ids, weights = x.contiguous(), ids.contiguous(), weights.contiguous()
+        out = torch.empty(rows, down.n)
+        addresses = [t.data_ptr() for t in (out, x, ids, weights)]
+        panels = (up.panels.data_ptr(), down.panels.data_ptr())
+        sizes = (len(up.panels), down.n, down.k, up.bf16)
+        self.kernels.moe(*addresses, rows, choices, *panels, *sizes, limit)
+        return out
