@@ -1,0 +1,78 @@
+"""`python -m engine bench NAME`: runs a benchmark, prints its figures, and keeps them as JSON where asked."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import platform
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+NAMES = {
+    "machine": "the compiled table against the library, one event",
+    "mailbox": "tells, asks, links and the device thread",
+    "offline": "the engine against transformers on the same weights, token for token",
+    "serve": "a server under load: throughput, time to first token and between tokens",
+    "nano": "what the shipped model can do",
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The benchmark's name, where its JSON goes, and the benchmark's own flags."""
+    parser.add_argument("name", choices=sorted(NAMES), help="; ".join(f"{k}: {v}" for k, v in NAMES.items()))
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures there")
+    parser.add_argument("--against", default="", help="offline: the peer to compare with, `transformers`")
+    parser.add_argument(
+        "--quick", action="store_true", help="fewer repetitions, for a smoke test; not for quoting"
+    )
+
+
+def machine() -> dict[str, Any]:
+    """What the figures were measured on."""
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    models = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    return {
+        "cpu": next(models, platform.processor()),
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+        **_devices(),
+    }
+
+
+def _devices() -> dict[str, Any]:
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_available():
+        return {"gpus": []}
+    return {"gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]}
+
+
+def commit() -> str:
+    """The commit that was measured; `-dirty` where files differ from it, empty outside a repository."""
+    told = subprocess.run(
+        ["git", "describe", "--always", "--dirty", "--abbrev=12"], capture_output=True, text=True, check=False
+    )
+    return told.stdout.strip()
+
+
+def run(args: argparse.Namespace) -> int:
+    """Runs the benchmark; its module's `run(args)` returns the figures."""
+    figures = importlib.import_module(f"bench.{args.name}").run(args)
+    report = {
+        "name": args.name,
+        "command": "python -m engine " + shlex.join(sys.argv[1:]),
+        "machine": machine(),
+        "commit": commit(),
+        "figures": figures,
+    }
+    text = orjson.dumps(report, option=orjson.OPT_INDENT_2 | orjson.OPT_SERIALIZE_NUMPY)
+    print(text.decode())
+    if args.json:
+        args.json.write_bytes(text + b"\n")
+    return 0

@@ -1,0 +1,43 @@
+"""`python -m engine COMMAND`: argument parsing, nothing else. A command's module is imported only when it runs."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+
+COMMANDS = {
+    "serve": ("engine.commands.serve", "serve a model over HTTP"),
+    "generate": ("engine.commands.generate", "prompts in, text out, without HTTP"),
+    "check": ("engine.fsm.check", "load and search every state machine; non-zero on any violation"),
+    "diagrams": ("engine.fsm.diagrams", "write the diagrams of specs/, or compare them"),
+    "bench": ("bench.run", "run a benchmark and print its figures"),
+    "rank": ("engine.commands.rank", "one rank's process; started by serve"),
+}
+
+
+def parser_for(name: str) -> argparse.ArgumentParser:
+    """The parser of one command; its module says which arguments."""
+    module, say = COMMANDS[name]
+    parser = argparse.ArgumentParser(prog=f"python -m engine {name}", description=say)
+    importlib.import_module(module).add_arguments(parser)
+    return parser
+
+
+def main(argv: list[str]) -> int:
+    """Runs the command that argv names; returns the exit code."""
+    overview = argparse.ArgumentParser(
+        prog="python -m engine",
+        description="An LLM serving engine for the DeepSeek-V4 family.",
+        epilog="`python -m engine COMMAND --help` explains a command's flags.",
+    )
+    commands = overview.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, (_, say) in COMMANDS.items():
+        commands.add_parser(name, help=say, add_help=False)
+    chosen, rest = overview.parse_known_args(argv[:1])[0].command, argv[1:]
+    args = parser_for(chosen).parse_args(rest)
+    return int(importlib.import_module(COMMANDS[chosen][0]).run(args))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
