@@ -131,7 +131,7 @@ class _Answers:
 async def device() -> dict[str, float]:
     """A job to the device thread and its answer in the mailbox; microseconds."""
     box = Mailbox("rank", 64, "wait")
-    thread = DeviceThread(_Answers(), box.tell_first)
+    thread = DeviceThread(_Answers, box.tell_first)
     job = RunStep(1, "idle", b"", b"", b"", b"", b"", b"")
 
     async def round_trip() -> None:

@@ -44,12 +44,15 @@ class Device(Protocol):
 class DeviceThread:
     """Runs jobs in order on a thread of its own.
 
+    make     builds the runner, on the thread: whoever makes a model's streams and graphs owns them
     deliver  is called on the loop with each StepDone
     """
 
-    def __init__(self, runner: StepRunner, deliver: Callable[[StepDone], None]) -> None:
-        self._runner = runner
+    def __init__(self, make: Callable[[], StepRunner], deliver: Callable[[StepDone], None]) -> None:
+        self._make = make
         self._deliver = deliver
+        self._made = anyio.Event()
+        self._runner: StepRunner | None = None
         self._jobs: queue.SimpleQueue[RunStep | None] = queue.SimpleQueue()
         self._in_flight = 0
         self._error: BaseException | None = None
@@ -64,6 +67,12 @@ class DeviceThread:
             )
         self._in_flight += 1
         self._jobs.put(job)
+
+    async def runner(self) -> StepRunner:
+        """Waits until the runner is made; for reading what it says of itself, not for running anything."""
+        await self._made.wait()
+        assert self._runner is not None
+        return self._runner
 
     async def run(self, stop_within_s: float) -> None:
         """Starts the thread and stays until it ends or the task is cancelled; then joins it.
@@ -85,9 +94,10 @@ class DeviceThread:
     def _work(self) -> None:
         name_thread("device")
         try:
+            runner = self._runner = self._make()
+            self._post(self._made.set)
             while (job := self._jobs.get()) is not None:
-                done = self._runner.execute(job)
-                self._post(self._finish, done)
+                self._post(self._finish, runner.execute(job))
         except BaseException as error:
             # Nobody above this frame could report it: the loop's side raises it anew.
             self._error = error

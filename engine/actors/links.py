@@ -73,6 +73,8 @@ class Link:
         self.codec = codec
         self.outbox = outbox
         self.peer = ""
+        self._sending = False
+        self._flushed = anyio.Event()
         self._hello = Hello(version=VERSION, spec_hash=spec_hash, name=name)
         self._stream = stream
         self._reader = FrameReader(stream)
@@ -126,6 +128,8 @@ class Link:
             try:
                 await self._read(local, on_bad)
             finally:
+                self.outbox.close()
+                self._flushed.set()
                 tasks.cancel_scope.cancel()
 
     async def _read(self, local: Mapping[str, Ref], on_bad: Callable[[BadMessage], None]) -> None:
@@ -144,11 +148,21 @@ class Link:
         encode = self.codec.encode
         while True:
             waiting = await self.outbox.take()
+            self._sending = True
             try:
                 await self._stream.send(b"".join([encode(item.to, item.msg) for item in waiting]))
             except (anyio.BrokenResourceError, anyio.ClosedResourceError):
                 # The reading loop sees the same end, after the messages that are still in the stream.
                 return
+            finally:
+                self._sending = False
+                self._flushed.set()
+                self._flushed = anyio.Event()
+
+    async def flush(self) -> None:
+        """Waits until everything that was told so far is in the transport, or the link has ended."""
+        while (len(self.outbox) or self._sending) and not self.outbox.closed:
+            await self._flushed.wait()
 
     async def close(self) -> None:
         """Closes the transport."""

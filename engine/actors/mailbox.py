@@ -7,7 +7,7 @@ answer to *full*, statistics, and taking all that has arrived with one wake-up.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -25,22 +25,6 @@ Merge = Callable[[Any, Any], Any]
 
 PRIORITY_SLACK = 64
 """Room of the priority lane beyond the mailbox's size; its senders are few: timers, children, two jobs."""
-
-
-def newest_of(keys: Mapping[str, str]) -> Merge:
-    """A merge in which the newer message replaces an older one of its type with the same key field.
-
-    keys  message type name -> name of the field that must be equal ("" where the type alone decides)
-    """
-
-    def merge(older: Any, newer: Any) -> Any:
-        kind = type(newer).__name__
-        if type(older) is not type(newer) or kind not in keys:
-            return None
-        field = keys[kind]
-        return newer if not field or getattr(older, field) == getattr(newer, field) else None
-
-    return merge
 
 
 def never_merges(older: Any, newer: Any) -> Any:
@@ -102,6 +86,11 @@ class Mailbox:
 
     def __len__(self) -> int:
         return len(self._messages) + len(self._first)
+
+    @property
+    def closed(self) -> bool:
+        """Whether the owner has ended."""
+        return self._closed
 
     def has_room(self) -> bool:
         """Whether `tell` would take one more ordinary message as it is."""

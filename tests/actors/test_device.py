@@ -57,7 +57,7 @@ class Breaks(Answers):
 
 async def started(tasks: Any, runner: Any) -> tuple[DeviceThread, Mailbox]:
     box = Mailbox("rank", 8, "wait")
-    device = DeviceThread(runner, box.tell_first)
+    device = DeviceThread(lambda: runner, box.tell_first)
     tasks.start_soon(device.run, 5.0)
     await anyio.wait_all_tasks_blocked()
     return device, box
@@ -148,3 +148,19 @@ async def test_a_simulated_device_answers_exactly_after_its_virtual_delay() -> N
         assert [done.epoch for done in await box.take()] == [1]
         assert anyio.current_time() == pytest.approx(began + 0.04)
         tasks.cancel_scope.cancel()
+
+
+@both_loops
+async def test_a_runner_that_cant_be_made_ends_the_task_with_the_cause() -> None:
+    def no_runner() -> Any:
+        raise ValueError("tensor embed.weight is missing")
+
+    async def fail() -> None:
+        async with anyio.create_task_group() as tasks:
+            device = DeviceThread(no_runner, lambda done: None)
+            tasks.start_soon(device.run, 5.0)
+            await device.runner()
+
+    with pytest.raises(BaseExceptionGroup) as raised:
+        await fail()
+    assert "tensor embed.weight is missing" in str(raised.value.exceptions[0])

@@ -227,3 +227,21 @@ async def test_a_link_ends_when_the_far_end_closes_after_the_last_message(stream
         await api.run()
     assert await api.boxes["detok"].take() == [step(1)]
     await near.aclose()
+
+
+@both_loops
+@both_transports
+async def test_a_flushed_link_has_handed_over_everything_that_was_told(streams: Any) -> None:
+    near, far = await streams()
+    api, rank = End("api", near, TO_API), End("rank0", far, TO_RANK)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(rank.run)
+        for epoch in range(30):
+            await rank.link.ref("detok").offer(step(epoch))
+        await rank.link.flush()
+        tasks.cancel_scope.cancel()
+    await rank.link.close()
+    with anyio.fail_after(5):
+        await api.run()
+    assert [out.epoch for out in await api.boxes["detok"].take()] == list(range(30))
+    await near.aclose()

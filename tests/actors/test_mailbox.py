@@ -5,7 +5,8 @@ from __future__ import annotations
 import anyio
 import pytest
 
-from engine.actors.mailbox import Mailbox, newest_of
+from engine.actors.mailbox import Mailbox
+from engine.actors.merge import merge_of
 from engine.errors import MailboxFull
 from engine.messages import Abort, Snapshot, Stop
 
@@ -81,7 +82,7 @@ async def test_wait_lets_a_sender_in_when_there_is_room_and_loses_nothing() -> N
 
 
 async def test_merge_keeps_the_newest_of_each_key_in_the_place_of_the_older() -> None:
-    box = Mailbox("health", 2, "merge", newest_of({"Snapshot": "rank"}))
+    box = Mailbox("health", 2, "merge", merge_of(["Snapshot"]))
     for running in (1, 2, 3):
         for rank in (0, 1):
             box.tell(snapshot(rank, running))
@@ -90,7 +91,7 @@ async def test_merge_keeps_the_newest_of_each_key_in_the_place_of_the_older() ->
 
 
 async def test_merge_refuses_what_joins_nothing() -> None:
-    box = Mailbox("health", 1, "merge", newest_of({"Snapshot": "rank"}))
+    box = Mailbox("health", 1, "merge", merge_of(["Snapshot"]))
     box.tell(snapshot(0, 1))
     with pytest.raises(MailboxFull):
         box.tell(snapshot(1, 1))

@@ -1,0 +1,111 @@
+"""The actors of one process and what they share: names, timers, questions, supervision, links."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import anyio
+from anyio.abc import TaskGroup
+
+from engine.actors.ask import Asks
+from engine.actors.core import Core
+from engine.actors.links import Link, Ref
+from engine.actors.mailbox import Mailbox
+from engine.actors.shell import Shell
+from engine.actors.supervise import Child, Supervisor
+from engine.actors.system import System, kind_of
+from engine.actors.timers import Timers
+from engine.actors.wire import ByteStream, Codec
+from engine.errors import BadMessage
+from engine.messages import Failed, Tick
+
+LINK_MESSAGES = 4096
+"""Bound of a link's outbox: eight times the requests that a rank takes by default, each with its abort."""
+
+
+class Process:
+    """Holds actors by name; everything runs in the task group that it is given.
+
+    kind    of process, as in specs/system.toml: which actors are this process's own
+    report  prints what went wrong, for a person
+    """
+
+    def __init__(self, kind: str, system: System, tasks: TaskGroup, report: Callable[[str], None]) -> None:
+        self.kind = kind
+        self.system = system
+        self.timers = Timers()
+        self.asks = Asks()
+        self.refs: dict[str, Ref] = {}
+        self.failed: list[Failed] = []
+        self.report = report
+        self.supervisor = Supervisor(self.asks, report, self.failed.append)
+        self._tasks = tasks
+        tasks.start_soon(self.timers.run)
+
+    def mailbox(self, name: str) -> Mailbox:
+        """The mailbox of an actor of this process, made when it is first asked for."""
+        ref = self.refs.get(name)
+        if ref is None:
+            ref = self.refs[name] = self.system.mailbox(name)
+        assert isinstance(ref, Mailbox)
+        return ref
+
+    def start(
+        self, name: str, make: Callable[[], Core], submit: Callable[[Any], None] | None = None
+    ) -> Mailbox:
+        """Starts an actor in the background; as `keep`."""
+        self._tasks.start_soon(self.keep, name, make, submit)
+        return self.mailbox(name)
+
+    async def keep(
+        self, name: str, make: Callable[[], Core], submit: Callable[[Any], None] | None = None
+    ) -> None:
+        """Runs an actor until it stops. Raises ActorFailed.
+
+        make    gives a fresh core
+        submit  takes the core's jobs
+        """
+        mailbox = self.mailbox(name)
+        may_send = self.system.sends_of(name)
+
+        def shell() -> Shell:
+            return Shell(make(), mailbox, self.refs, self.timers, self.asks, may_send, submit)
+
+        await self.supervisor.keep(Child(name, mailbox, shell))
+
+    def tick(self, name: str, every_s: float, wall_s: Callable[[], float]) -> None:
+        """From now on tells the actor the time, every `every_s` seconds; not while its mailbox is full."""
+        mailbox = self.mailbox(name)
+
+        def act() -> None:
+            if mailbox.has_room():
+                mailbox.tell(Tick(anyio.current_time(), wall_s()))
+            self.timers.after(every_s, act)
+
+        self.timers.after(every_s, act)
+
+    def link(self, name: str, peer: str, stream: ByteStream) -> Link:
+        """A link to a process of kind `peer`; `name` is this process's."""
+        system = self.system
+        codec = Codec(system.receivers, system.accepts(self.kind))
+        waits = any(kind.full == "wait" for kind in system.kinds.values() if kind.process == peer)
+        outbox = Mailbox(f"link from {name}", LINK_MESSAGES, "wait" if waits else "reject")
+        return Link(name, system.digest, stream, codec, outbox)
+
+    async def run_link(self, link: Link) -> None:
+        """Moves the link's messages until the far end is gone; raises BadMessage for a broken stream."""
+        local = {kind_of(name): ref for name, ref in self.refs.items() if isinstance(ref, Mailbox)}
+        try:
+            await link.run(local, self._note_bad)
+        finally:
+            await link.close()
+
+    def _note_bad(self, error: BadMessage) -> None:
+        self.report(f"a message was lost: {error}")
+
+
+def report_to_stderr(text: str) -> None:
+    """Prints a report at once, whatever the buffering."""
+    print(text, file=sys.stderr, flush=True)
