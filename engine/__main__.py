@@ -1,4 +1,4 @@
-"""`python -m engine COMMAND`: argument parsing, nothing else. A command's module is imported only when it runs."""
+"""`python -m engine COMMAND`: argument parsing only. A command's module is imported only when it runs."""
 
 from __future__ import annotations
 
