@@ -38,7 +38,10 @@ _LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)")
 
 def _layer_names() -> dict[str, str]:
     """Names below `layers.L.` whose tensor is the same in both layouts, transformers -> DeepSeek."""
-    names = {"input_layernorm.weight": "attn_norm.weight", "post_attention_layernorm.weight": "ffn_norm.weight"}
+    names = {
+        "input_layernorm.weight": "attn_norm.weight",
+        "post_attention_layernorm.weight": "ffn_norm.weight",
+    }
     for block in ("attn", "ffn"):
         names.update({f"{block}_hc.{part}": f"hc_{block}_{part}" for part in ("fn", "base", "scale")})
     names.update({f"self_attn.{own}.weight": f"attn.{other}.weight" for own, other in _ATTENTION.items()})

@@ -1,0 +1,110 @@
+"""Attention of one layer: shared latent, sliding window, compressed entries, sinks, grouped output projection."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from engine.model.compressor import close_c4, close_c128, pend
+from engine.model.config import C4, C128, ModelConfig
+from engine.model.ops import TorchOps
+from engine.model.rounding import Rounding
+from engine.model.step import Keys, LayerCache, QueryBlocks, StepRows, Turns
+from engine.model.weights import AttentionWeights, IndexerWeights
+
+# Selected entries are gathered for each query once a block's dense scores would be this many times wider.
+DENSE_ENTRIES = 8
+
+
+@dataclass(frozen=True)
+class LayerStep:
+    """One layer's surroundings in one step. `pending` [T, C] float32 is its place for raw compressor rows."""
+
+    config: ModelConfig
+    ops: TorchOps
+    rounding: Rounding
+    ratio: int
+    rows: StepRows
+    turns: Turns
+    cache: LayerCache
+    pending: Tensor | None
+
+
+def attention(x: Tensor, weights: AttentionWeights, step: LayerStep) -> Tensor:
+    """Attention over normalised inputs x [T, H]; writes the step's own pool rows; [T, H]."""
+    config, ops, cache = step.config, step.ops, step.cache
+    eps = config.rms_norm_eps
+    compressed = step.ratio != 0
+    turns = step.turns.compressed if compressed else step.turns.plain
+    back = step.turns.compressed_back if compressed else step.turns.plain_back
+    first = ops.linear(x, weights.w_in)
+    lora = ops.rms_norm(first[:, : config.q_lora_rank], weights.q_norm, eps)
+    latent = ops.rms_norm(first[:, config.q_lora_rank :], weights.kv_norm, eps)
+    q = ops.linear(lora, weights.wq_b).view(-1, config.num_attention_heads, config.head_dim)
+    q = ops.rms_norm(q, None, eps)
+    ops.rotate(q, turns)
+    ops.rotate(latent.unsqueeze(1), turns)
+    cache.window.index_copy_(0, step.rows.latent_rows, step.rounding.latent(latent))
+    if weights.compressor is not None and step.pending is not None:
+        pend(x, weights.compressor, step.rows, step.pending, step.ratio, ops)
+        close = close_c4 if step.ratio == C4 else close_c128
+        close(weights.compressor, step)
+    out = _attend_blocks(x, q, lora, weights, step)
+    ops.rotate(out, back)
+    return ops.linear(ops.group_linear(out.flatten(1), weights.wo_a), weights.wo_b)
+
+
+def _attend_blocks(x: Tensor, q: Tensor, lora: Tensor, weights: AttentionWeights, step: LayerStep) -> Tensor:
+    """q [T, heads, D] over every query block; [T, heads, D]."""
+    outs = []
+    for block in step.rows.blocks:
+        chosen = q if block.rows is None else q.index_select(0, block.rows)
+        chosen = chosen.view(-1, block.width, *q.shape[1:])
+        window = Keys(step.cache.window, block.window_rows, block.window_bias)
+        compressed = _compressed_keys(x, lora, weights, block, step)
+        outs.append(step.ops.attend(chosen, window, compressed, weights.sink).flatten(0, 1))
+    out = outs[0] if len(outs) == 1 else torch.cat(outs)
+    return out if step.rows.unblock is None else out.index_select(0, step.rows.unblock)
+
+
+def _compressed_keys(
+    x: Tensor, lora: Tensor, weights: AttentionWeights, block: QueryBlocks, step: LayerStep
+) -> Keys | None:
+    """The compressed entries that a block's queries see; None where there are none yet."""
+    cache = step.cache
+    if step.ratio == C128 and block.c128_rows.shape[1]:
+        assert cache.c128 is not None
+        return Keys(cache.c128, block.c128_rows, block.c128_bias)
+    if step.ratio != C4 or not block.c4_rows.shape[1]:
+        return None
+    assert cache.c4 is not None
+    every = Keys(cache.c4, block.c4_rows, block.c4_bias)
+    topk, entries = step.config.index_topk, block.c4_rows.shape[1]
+    if entries <= topk:
+        return every
+    assert weights.indexer is not None
+    scores = _index_scores(x, lora, weights.indexer, block, step)
+    chosen = step.ops.select(scores, topk)
+    if block.width > 1 and entries <= DENSE_ENTRIES * topk:
+        bias = torch.full_like(every.bias, -torch.inf).scatter_(-1, chosen, 0.0)
+        return Keys(cache.c4, every.rows, bias + every.bias)
+    rows = every.rows.unsqueeze(1).expand(-1, block.width, -1).gather(-1, chosen)
+    return Keys(cache.c4, rows.flatten(0, 1), every.bias.gather(-1, chosen))
+
+
+def _index_scores(
+    x: Tensor, lora: Tensor, weights: IndexerWeights, block: QueryBlocks, step: LayerStep
+) -> Tensor:
+    """Indexer scores of a block's queries for every entry they may see, [blocks, W, N] float32."""
+    config, ops, rows = step.config, step.ops, block.rows
+    if rows is not None:
+        x, lora = x.index_select(0, rows), lora.index_select(0, rows)
+    turns = step.turns.compressed if rows is None else step.turns.compressed.index_select(0, rows)
+    q = ops.linear(lora, weights.wq_b).view(-1, config.index_n_heads, config.index_head_dim)
+    ops.rotate(q, turns)
+    q = step.rounding.index(q).view(-1, block.width, *q.shape[1:])
+    head_weights = ops.linear(x.float(), weights.head_weights).view(-1, block.width, config.index_n_heads)
+    assert step.cache.index is not None
+    return ops.index_scores(q, head_weights, Keys(step.cache.index, block.c4_rows, block.c4_bias))

@@ -1,0 +1,203 @@
+"""Row-invariant arithmetic: every operation runs on tiles of exactly 32 rows, in a fixed order of reduction.
+
+A row's bits then depend on its own inputs alone: matrix kernels, vector tails and reductions see the same shape
+whatever else is in the batch. Keys are reduced in fixed tiles counted from the start; a tile that is masked for a
+row changes nothing of it. Costs: small steps are padded, experts are computed densely.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from engine.model.ops import TorchOps
+from engine.model.step import Keys
+from engine.model.weights import HeadWeights, MhcWeights, MoeWeights
+
+ROW_TILE = 32
+KEY_TILE = 64
+
+
+def tiled(call: Callable[..., Tensor], *rows: Tensor) -> Tensor:
+    """`call` on tiles of 32 rows of each argument, results joined; the last tile is padded with its first row."""
+    count = rows[0].shape[0]
+    if count == ROW_TILE:
+        return call(*rows)
+    outs = []
+    for first in range(0, count, ROW_TILE):
+        some = [tensor[first : first + ROW_TILE] for tensor in rows]
+        missing = ROW_TILE - some[0].shape[0]
+        if missing:
+            some = [torch.cat([t, t[:1].expand(missing, *t.shape[1:])]) for t in some]
+        outs.append(call(*some))
+    return torch.cat(outs)[:count]
+
+
+class TileOps(TorchOps):
+    """TorchOps whose rows are independent, bit for bit."""
+
+    def linear(self, x: Tensor, weight: Tensor) -> Tensor:
+        """As TorchOps.linear, in tiles."""
+        plain = super().linear
+        return tiled(lambda rows: plain(rows.contiguous(), weight), x)
+
+    def linear_to(self, x: Tensor, weight: Tensor, bias: Tensor, out: Tensor) -> None:
+        """As TorchOps.linear_to, in tiles."""
+        out.copy_(self.linear(x.float(), weight) + bias)
+
+    def group_linear(self, x: Tensor, weight: Tensor) -> Tensor:
+        """As TorchOps.group_linear, in tiles."""
+        plain = super().group_linear
+        return tiled(lambda rows: plain(rows, weight), x)
+
+    def rms_norm(self, x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
+        """As TorchOps.rms_norm, in tiles."""
+        plain = super().rms_norm
+        return tiled(lambda rows: plain(rows.contiguous(), weight, eps), x)
+
+    def rotate(self, x: Tensor, turns: Tensor) -> None:
+        """As TorchOps.rotate, from products that are rounded one by one."""
+        half = turns.shape[-1]
+        pairs = x[..., -2 * half :].unflatten(-1, (half, 2))
+        even, odd = pairs[..., 0].float(), pairs[..., 1].float()
+        cos, sin = turns.real, turns.imag
+        first, second = even * cos - odd * sin, even * sin + odd * cos
+        pairs.copy_(torch.stack([first, second], dim=-1))
+
+    def mhc_pre(
+        self, streams: Tensor, mhc: MhcWeights, iterations: int, hc_eps: float, eps: float
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """As TorchOps.mhc_pre, in tiles."""
+        plain, hc, hidden = super().mhc_pre, streams.shape[1], streams.shape[2]
+
+        def joined(rows: Tensor) -> Tensor:
+            x, post, comb = plain(rows, mhc, iterations, hc_eps, eps)
+            return torch.cat([x.float(), post, comb.flatten(1)], dim=1)
+
+        x, post, comb = tiled(joined, streams).split([hidden, hc, hc * hc], dim=1)
+        return x.to(streams.dtype), post, comb.unflatten(1, (hc, hc))
+
+    def mhc_post(self, y: Tensor, streams: Tensor, post: Tensor, comb: Tensor) -> Tensor:
+        """As TorchOps.mhc_post, in tiles."""
+        plain = super().mhc_post
+        return tiled(lambda *rows: plain(*(row.contiguous() for row in rows)), y, streams, post, comb)
+
+    def logits(self, streams: Tensor, head: HeadWeights, hc_eps: float, eps: float) -> Tensor:
+        """As TorchOps.logits, in tiles."""
+        plain = super().logits
+        return tiled(lambda rows: plain(rows, head, hc_eps, eps), streams)
+
+    def attend(self, q: Tensor, window: Keys, compressed: Keys | None, sink: Tensor) -> Tensor:
+        """As TorchOps.attend for blocks of one row; window keys first, then compressed keys in tiles of 64."""
+
+        def of_rows(rows: Tensor, near: Tensor, near_bias: Tensor, *far: Tensor) -> Tensor:
+            parts = [Keys(window.pool, near, near_bias)]
+            if compressed is not None:
+                parts += _key_tiles(compressed.pool, *far)
+            return _attend_tiles(rows, parts, sink)
+
+        far = () if compressed is None else (compressed.rows, compressed.bias)
+        return tiled(of_rows, q, window.rows, window.bias, *far)
+
+    def pool_windows(self, latents: Tensor, scores: Tensor) -> Tensor:
+        """As TorchOps.pool_windows, item by item."""
+
+        def of_rows(own: Tensor, score: Tensor) -> Tensor:
+            weights = torch.exp(score - score.amax(1, keepdim=True))
+            total, out = weights[:, 0], weights[:, 0] * own[:, 0]
+            for item in range(1, own.shape[1]):
+                total = total + weights[:, item]
+                out = out + weights[:, item] * own[:, item]
+            return out / total
+
+        return tiled(of_rows, latents.contiguous(), scores.contiguous())
+
+    def fold(self, state: Tensor, rows: Tensor, valid: Tensor) -> Tensor:
+        """As TorchOps.fold, token by token: one step of 128 tokens equals 128 steps of one."""
+        plain = super().fold
+
+        def of_rows(own: Tensor, raw: Tensor, mask: Tensor) -> Tensor:
+            for item in range(raw.shape[1]):
+                some = slice(item, item + 1)
+                own = plain(own, raw[:, some].contiguous(), mask[:, some])
+            return own
+
+        return tiled(of_rows, state, rows, valid)
+
+    def index_scores(self, q: Tensor, head_weights: Tensor, keys: Keys) -> Tensor:
+        """As TorchOps.index_scores, entries in tiles of 64."""
+        plain = super().index_scores
+
+        def of_rows(own: Tensor, weights: Tensor, rows: Tensor, bias: Tensor) -> Tensor:
+            parts = _key_tiles(keys.pool, rows, bias)
+            return torch.cat([plain(own, weights, part) for part in parts], dim=-1)
+
+        scores = tiled(of_rows, q, head_weights, keys.rows, keys.bias)
+        return scores[..., : keys.rows.shape[1]]
+
+    def select(self, scores: Tensor, count: int) -> Tensor:
+        """As TorchOps.select; of equal scores the earlier entry, and entries in ascending order."""
+        chosen = scores.sort(dim=-1, descending=True, stable=True).indices[..., :count]
+        unseen = scores.gather(-1, chosen).isneginf()
+        # Unseen entries go last, so that seen ones stand where they would without selection.
+        return torch.where(unseen, scores.shape[-1] - 1, chosen).sort(dim=-1).values
+
+    def route(
+        self, x: Tensor, token_ids: Tensor, moe: MoeWeights, count: int, scaling: float
+    ) -> tuple[Tensor, Tensor]:
+        """As TorchOps.route, in tiles."""
+        plain = super().route
+
+        def joined(rows: Tensor, tokens: Tensor) -> Tensor:
+            ids, weights = plain(rows, tokens, moe, count, scaling)
+            return torch.cat([ids.double(), weights.double()], dim=1)
+
+        both = tiled(joined, x, token_ids)
+        return both[:, :count].long(), both[:, count:].float()
+
+    def experts(self, x: Tensor, ids: Tensor, weights: Tensor, moe: MoeWeights, limit: float) -> Tensor:
+        """As TorchOps.experts: every expert on every tile, unchosen ones with weight 0."""
+
+        def of_rows(rows: Tensor, own_ids: Tensor, own_weights: Tensor) -> Tensor:
+            experts = moe.w13.shape[0]
+            spread = torch.zeros(rows.shape[0], experts, device=rows.device).scatter_(1, own_ids, own_weights)
+            every = rows.unsqueeze(0).expand(experts, -1, -1)
+            inner = torch.bmm(every, moe.w13.transpose(1, 2))
+            act = self.swiglu(inner, limit) * spread.t().unsqueeze(2)
+            return torch.bmm(act.to(rows.dtype), moe.w2.transpose(1, 2)).sum(0, dtype=torch.float32)
+
+        return tiled(of_rows, x, ids, weights)
+
+    def shared_expert(self, x: Tensor, moe: MoeWeights, limit: float) -> Tensor:
+        """As TorchOps.shared_expert, in tiles."""
+        return self.linear(
+            tiled(lambda rows: self.swiglu(rows, limit), self.linear(x, moe.shared_w13)), moe.shared_w2
+        )
+
+
+def _key_tiles(pool: Tensor, rows: Tensor, bias: Tensor) -> list[Keys]:
+    """Keys in tiles of 64 from the first one, the last padded with masked ones; rows [n, N], bias [n, 1, N]."""
+    padding = -rows.shape[1] % KEY_TILE
+    rows, bias = F.pad(rows, (0, padding)), F.pad(bias, (0, padding), value=-torch.inf)
+    pairs = zip(rows.split(KEY_TILE, dim=-1), bias.split(KEY_TILE, dim=-1), strict=True)
+    return [Keys(pool, own.contiguous(), own_bias.contiguous()) for own, own_bias in pairs]
+
+
+def _attend_tiles(q: Tensor, parts: list[Keys], sink: Tensor) -> Tensor:
+    """Online softmax over key tiles; q [n, 1, heads, D]."""
+    n, _, heads, wide = q.shape
+    q = (q.view(n, heads, wide) * wide**-0.5).contiguous()
+    top = sink.view(1, heads, 1).expand(n, heads, 1).contiguous()
+    total, out = torch.ones_like(top), torch.zeros_like(q, dtype=torch.float32)
+    for part in parts:
+        keys = part.pool.index_select(0, part.rows.flatten()).view(n, -1, wide)
+        scores = torch.bmm(q, keys.transpose(1, 2)).float() + part.bias
+        higher = torch.maximum(top, scores.amax(-1, keepdim=True))
+        kept, weights = torch.exp(top - higher), torch.exp(scores - higher)
+        total = total * kept + weights.sum(-1, keepdim=True)
+        out = out * kept + torch.bmm(weights.to(q.dtype), keys)
+        top = higher
+    return (out / total).to(q.dtype).unsqueeze(1)

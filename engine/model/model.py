@@ -1,0 +1,156 @@
+"""DeepSeek-V4 as a function of one planned step. Layers run in stages, so that two halves of a batch can interleave."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from engine.model.attention import LayerStep, attention
+from engine.model.config import C4, C128, ModelConfig
+from engine.model.invariant import ROW_TILE, TileOps
+from engine.model.ops import TorchOps
+from engine.model.rope import compressed_frequencies, plain_frequencies, turns
+from engine.model.rounding import KVRounding, Rounding
+from engine.model.step import LayerCache, Pending, StepRows, Turns
+from engine.model.weights import LayerWeights, Taker, head_weights, layer_weights
+
+
+@dataclass(frozen=True)
+class Dispatched:
+    """Rows on their way to the experts: normalised x [T, H], ids and weights [T, k], and the way back."""
+
+    x: Tensor
+    ids: Tensor
+    weights: Tensor
+    streams: Tensor
+    post: Tensor
+    comb: Tensor
+
+
+class Layer:
+    """One backbone layer, in four stages: attention, dispatch, experts, combine."""
+
+    def __init__(self, config: ModelConfig, weights: LayerWeights, ops: TorchOps) -> None:
+        self.config, self.weights, self.ops = config, weights, ops
+
+    def attention(self, streams: Tensor, step: LayerStep) -> Tensor:
+        """Streams [T, hc, H] after the attention sub-block."""
+        x, post, comb = self._enter(streams, ffn=False)
+        return self.ops.mhc_post(attention(x, self.weights.attention, step), streams, post, comb)
+
+    def dispatch(self, streams: Tensor, token_ids: Tensor) -> Dispatched:
+        """Enters the expert sub-block and chooses experts; token_ids [T] int64."""
+        x, post, comb = self._enter(streams, ffn=True)
+        count, scaling = self.config.num_experts_per_tok, self.config.routed_scaling_factor
+        ids, weights = self.ops.route(x, token_ids, self.weights.moe, count, scaling)
+        return Dispatched(x, ids, weights, streams, post, comb)
+
+    def experts(self, rows: Dispatched) -> Tensor:
+        """What routed and shared experts give, [T, H]."""
+        moe, limit = self.weights.moe, self.config.swiglu_limit
+        routed = self.ops.experts(rows.x, rows.ids, rows.weights, moe, limit)
+        return (routed + self.ops.shared_expert(rows.x, moe, limit)).to(rows.x.dtype)
+
+    def combine(self, rows: Dispatched, y: Tensor) -> Tensor:
+        """Streams [T, hc, H] after the expert sub-block; y is `experts`' result."""
+        return self.ops.mhc_post(y, rows.streams, rows.post, rows.comb)
+
+    def _enter(self, streams: Tensor, *, ffn: bool) -> tuple[Tensor, Tensor, Tensor]:
+        config = self.config
+        mhc = self.weights.ffn_mhc if ffn else self.weights.attn_mhc
+        return self.ops.mhc_pre(streams, mhc, config.hc_sinkhorn_iters, config.hc_eps, config.rms_norm_eps)
+
+
+class DeepseekV4:
+    """The backbone.
+
+    weights        tensors under DeepSeek's names, experts one by one, already dequantised
+    deterministic  rows are computed in fixed tiles, so that a row's result doesn't depend on its neighbours
+    kv_rounding    "simulated" rounds what is cached as a quantised cache would
+    ops            the kernel set; None: plain torch
+    raises         CheckpointError for a missing or misshapen tensor, ConfigError
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: Mapping[str, Tensor],
+        *,
+        device: str | torch.device,
+        dtype: torch.dtype,
+        deterministic: bool,
+        kv_rounding: KVRounding,
+        ops: TorchOps | None = None,
+    ) -> None:
+        self.config, self.device, self.dtype = config, torch.device(device), dtype
+        self.ops = ops or (TileOps() if deterministic else TorchOps())
+        self.row_tile = ROW_TILE if deterministic else 1
+        self.rounding = Rounding(config, kv_rounding, self.device)
+        taker = Taker(weights, self.device, dtype)
+        self.embed = taker.take("embed.weight", (config.vocab_size, config.hidden_size))
+        self.head = head_weights(config, taker)
+        self.layers = [
+            Layer(config, layer_weights(config, taker, layer), self.ops)
+            for layer in range(config.num_hidden_layers)
+        ]
+        self._plain = plain_frequencies(config).to(self.device)
+        self._compressed = compressed_frequencies(config).to(self.device)
+
+    def new_pending(self, rows: int, taps: int) -> Pending:
+        """Empty workspaces for a step of `rows` padded rows with `taps` captured layers."""
+        config = self.config
+        c4_width = 4 * (config.head_dim + config.index_head_dim)
+        shapes = (
+            (len(config.layers_of(C4)), rows, c4_width),
+            (len(config.layers_of(C128)), rows, 2 * config.head_dim),
+        )
+        c4, c128 = (torch.empty(shape, dtype=torch.float32, device=self.device) for shape in shapes)
+        return Pending(
+            c4, c128, torch.empty(taps, rows, config.hidden_size, dtype=self.dtype, device=self.device)
+        )
+
+    def turns(self, rows: StepRows) -> Turns:
+        """Rotations of a step's rows and closing entries."""
+        plain, compressed = turns(rows.positions, self._plain), turns(rows.positions, self._compressed)
+        return Turns(
+            plain,
+            plain.conj().resolve_conj(),
+            compressed,
+            compressed.conj().resolve_conj(),
+            None if rows.c4 is None else turns(rows.c4.positions, self._compressed),
+            tuple(turns(entries.positions, self._compressed) for entries in rows.c128),
+        )
+
+    def streams(self, token_ids: Tensor) -> Tensor:
+        """Input streams [T, hc, H] of token_ids [T]: hc equal copies of each embedding."""
+        embedded = self.embed.index_select(0, token_ids)
+        return embedded.unsqueeze(1).expand(-1, self.config.hc_mult, -1).contiguous()
+
+    def backbone(
+        self,
+        token_ids: Tensor,
+        rows: StepRows,
+        caches: list[LayerCache],
+        pending: Pending,
+        taps: tuple[int, ...],
+    ) -> Tensor:
+        """Streams [T, hc, H] after the last layer; fills `pending` and the step's own pool rows."""
+        streams, step_turns = self.streams(token_ids), self.turns(rows)
+        raw = {C4: iter(pending.c4), C128: iter(pending.c128)}
+        for number, (layer, cache) in enumerate(zip(self.layers, caches, strict=True)):
+            ratio = layer.weights.ratio
+            own = next(raw[ratio]) if ratio else None
+            step = LayerStep(self.config, self.ops, self.rounding, ratio, rows, step_turns, cache, own)
+            streams = layer.attention(streams, step)
+            dispatched = layer.dispatch(streams, token_ids)
+            streams = layer.combine(dispatched, layer.experts(dispatched))
+            if number in taps:
+                torch.mean(streams, dim=1, out=pending.taps[taps.index(number)])
+        return streams
+
+    def logits(self, streams: Tensor) -> Tensor:
+        """streams [R, hc, H] to logits [R, V] float32."""
+        return self.ops.logits(streams, self.head, self.config.hc_eps, self.config.rms_norm_eps)

@@ -1,0 +1,192 @@
+"""The model's hot arithmetic in plain torch, one method an operation: what native and Triton kernels replace.
+
+A kernel set is an object with the methods of `TorchOps`; subclass it to replace them one at a time. Every method is
+a pure function of its arguments, except `rotate`, which works in place, and `swa`-like writes, which live elsewhere.
+Arithmetic is float32 inside; results have the type of the first argument unless a line says otherwise.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from engine.model.step import Keys
+from engine.model.weights import HeadWeights, MhcWeights, MoeWeights
+
+# Scores of one call of index_scores before they are summed over heads: 256 MiB of float32.
+SCORE_ELEMENTS = 1 << 26
+
+
+class TorchOps:
+    """The reference. Shapes: T rows, H hidden, D head width, hc streams, r rotary channels."""
+
+    def linear(self, x: Tensor, weight: Tensor) -> Tensor:
+        """x [T, K] times weight [N, K] transposed; [T, N] in weight's type."""
+        return F.linear(x.to(weight.dtype), weight)
+
+    def linear_to(self, x: Tensor, weight: Tensor, bias: Tensor, out: Tensor) -> None:
+        """out [T, N] float32 = bias [T, N] + x [T, K] weight [N, K]^T, all in float32."""
+        torch.addmm(bias, x.float(), weight.t(), out=out)
+
+    def group_linear(self, x: Tensor, weight: Tensor) -> Tensor:
+        """x [T, G W] through G matrices weight [G, R, W]; [T, G R]."""
+        groups, rank, width = weight.shape
+        out = torch.bmm(x.view(-1, groups, width).transpose(0, 1), weight.transpose(1, 2))
+        return out.transpose(0, 1).reshape(-1, groups * rank)
+
+    def rms_norm(self, x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
+        """RMSNorm over the last dimension, weight [last] float32 or none; x's type."""
+        return F.rms_norm(x.float(), x.shape[-1:], weight, eps).to(x.dtype)
+
+    def rotate(self, x: Tensor, turns: Tensor) -> None:
+        """Rotates in place the last r channels of x [T, ..., D] by turns [T, ..., r / 2] complex64, pairs (2i, 2i+1)."""
+        half = turns.shape[-1]
+        pairs = x[..., -2 * half :].unflatten(-1, (half, 2))
+        if x.dtype == torch.float32:
+            torch.view_as_complex(pairs).mul_(turns)
+        else:
+            pairs.copy_(torch.view_as_real(torch.view_as_complex(pairs.float()) * turns))
+
+    def mhc_pre(
+        self, streams: Tensor, mhc: MhcWeights, iterations: int, hc_eps: float, eps: float
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Mixing weights of a sub-block and its normalised input.
+
+        streams  [T, hc, H]
+        returns  (RMSNorm of the collapsed input [T, H], post [T, hc], comb [T, hc, hc]); the last two float32
+        """
+        hc = streams.shape[1]
+        flat = streams.flatten(1).float()
+        mix = self.linear(flat, mhc.fn) * self.inverse_rms(flat, eps)
+        mix = torch.addcmul(mhc.base, mix, mhc.scale)
+        gates = torch.sigmoid(mix[:, : 2 * hc])
+        pre, post = gates[:, :hc] + hc_eps, gates[:, hc:] * 2
+        comb = torch.softmax(mix[:, 2 * hc :].unflatten(1, (hc, hc)), dim=-1) + hc_eps
+        comb = comb / (comb.sum(-2, keepdim=True) + hc_eps)
+        for _ in range(iterations - 1):
+            comb = comb / (comb.sum(-1, keepdim=True) + hc_eps)
+            comb = comb / (comb.sum(-2, keepdim=True) + hc_eps)
+        collapsed = torch.bmm(pre.unsqueeze(1), streams.float()).squeeze(1)
+        return self.rms_norm(collapsed.to(streams.dtype), mhc.norm, eps), post, comb
+
+    def inverse_rms(self, x: Tensor, eps: float) -> Tensor:
+        """[T, 1]: one over the root mean square of x's rows, x [T, K] float32."""
+        return torch.rsqrt(torch.linalg.vecdot(x, x).unsqueeze(1) / x.shape[1] + eps)
+
+    def mhc_post(self, y: Tensor, streams: Tensor, post: Tensor, comb: Tensor) -> Tensor:
+        """Streams after a sub-block: post[k] y + sum over j of comb[j, k] streams[j]; [T, hc, H]."""
+        own = post.unsqueeze(2) * y.float().unsqueeze(1)
+        return torch.baddbmm(own, comb.transpose(1, 2), streams.float()).to(streams.dtype)
+
+    def logits(self, streams: Tensor, head: HeadWeights, hc_eps: float, eps: float) -> Tensor:
+        """streams [R, hc, H] collapsed, normalised and projected; [R, V] float32."""
+        flat = streams.flatten(1).float()
+        mix = self.linear(flat, head.fn) * self.inverse_rms(flat, eps)
+        weights = torch.sigmoid(mix * head.scale + head.base) + hc_eps
+        collapsed = torch.bmm(weights.unsqueeze(1), streams.float()).squeeze(1).to(streams.dtype)
+        return self.linear(self.rms_norm(collapsed, head.norm, eps).float(), head.head)
+
+    def attend(self, q: Tensor, window: Keys, compressed: Keys | None, sink: Tensor) -> Tensor:
+        """One softmax over window keys, compressed keys and the sink; values are the keys.
+
+        q        [blocks, W, heads, D]
+        sink     [heads] float32, an unscaled logit without a value
+        returns  [blocks, W, heads, D]
+        """
+        blocks, width, heads, wide = q.shape
+        parts = [window] if compressed is None else [window, compressed]
+        keys = [part.pool.index_select(0, part.rows.flatten()).view(*part.rows.shape, wide) for part in parts]
+        q = q * wide**-0.5
+        scores = []
+        for part, own in zip(parts, keys, strict=True):
+            score = torch.bmm(q.view(own.shape[0], -1, wide), own.transpose(1, 2)).float()
+            scores.append(score.view(blocks, width, heads, -1) + part.bias.unsqueeze(2))
+        scores.append(sink.view(1, 1, heads, 1).expand(blocks, width, heads, 1))
+        weights = torch.softmax(torch.cat(scores, dim=-1), dim=-1).to(q.dtype)
+        out, first = None, 0
+        for own in keys:
+            share = weights[..., first : first + own.shape[1]].reshape(own.shape[0], -1, own.shape[1])
+            first += own.shape[1]
+            value = torch.bmm(share, own).view(q.shape)
+            out = value if out is None else out + value
+        assert out is not None
+        return out
+
+    def pool_windows(self, latents: Tensor, scores: Tensor) -> Tensor:
+        """Softmax over the items of a window, a channel at a time: latents, scores [E, W, C] float32; [E, C]."""
+        return (torch.softmax(scores, dim=1) * latents).sum(1)
+
+    def fold(self, state: Tensor, rows: Tensor, valid: Tensor) -> Tensor:
+        """The online c128 state after more tokens.
+
+        state    [E, 3, D] float32: running maximum, sum of weights, weighted latent; an empty one has sum 0
+        rows     [E, W, 2 D] float32: latent, then score; valid [E, W] bool
+        returns  [E, 3, D]
+        """
+        latent, score = rows.chunk(2, dim=2)
+        score = score.masked_fill(~valid.unsqueeze(2), -torch.inf)
+        top = torch.maximum(state[:, 0], score.amax(1))
+        kept = torch.exp(state[:, 0] - top)
+        weights = torch.exp(score - top.unsqueeze(1))
+        total = state[:, 1] * kept + weights.sum(1)
+        return torch.stack([top, total, state[:, 2] * kept + (weights * latent).sum(1)], dim=1)
+
+    def index_scores(self, q: Tensor, head_weights: Tensor, keys: Keys) -> Tensor:
+        """Lightning-indexer scores.
+
+        q             [blocks, W, heads, Di]
+        head_weights  [blocks, W, heads] float32, constants folded in
+        keys          rows and bias of every entry, shared by a block's queries
+        returns       [blocks, W, N] float32, minus infinity where the bias is
+        """
+        blocks, width, heads, wide = q.shape
+        entries = keys.rows.shape[1]
+        step = max(1, SCORE_ELEMENTS // max(1, width * heads * entries))
+        out = torch.empty(blocks, width, entries, dtype=torch.float32, device=q.device)
+        for first in range(0, blocks, step):
+            some = slice(first, first + step)
+            own = keys.pool.index_select(0, keys.rows[some].flatten()).view(-1, entries, wide)
+            dots = torch.bmm(q[some].reshape(-1, width * heads, wide), own.transpose(1, 2)).float().relu_()
+            weights = head_weights[some].reshape(-1, 1, heads)
+            out[some] = torch.bmm(weights, dots.view(-1, heads, entries)).view(-1, width, entries)
+        return out.add_(keys.bias)
+
+    def select(self, scores: Tensor, count: int) -> Tensor:
+        """Indices of the `count` largest of scores [..., N], in any order; [..., count] int64."""
+        return scores.topk(count, dim=-1, sorted=False).indices
+
+    def route(
+        self, x: Tensor, token_ids: Tensor, moe: MoeWeights, count: int, scaling: float
+    ) -> tuple[Tensor, Tensor]:
+        """Experts of each row: (ids [T, k] int64, weights [T, k] float32). Bias chooses, but doesn't weigh."""
+        scores = torch.sqrt(F.softplus(self.linear(x.float(), moe.gate)))
+        if moe.table is not None:
+            ids = moe.table.index_select(0, token_ids)
+        else:
+            assert moe.bias is not None
+            ids = (scores + moe.bias).topk(count, dim=-1, sorted=False).indices
+        weights = scores.gather(1, ids)
+        return ids, weights * (scaling / weights.sum(1, keepdim=True))
+
+    def experts(self, x: Tensor, ids: Tensor, weights: Tensor, moe: MoeWeights, limit: float) -> Tensor:
+        """Sum over each row's experts, x [T, H]; float32 [T, H]. No host read, no loop over experts."""
+        rows, count = ids.shape
+        flat = ids.flatten()
+        order = flat.argsort(stable=True)
+        ends = torch.bincount(flat, minlength=moe.w13.shape[0]).cumsum(0).to(torch.int32)
+        inner = F.grouped_mm(x.index_select(0, order // count), moe.w13.transpose(1, 2), offs=ends)
+        act = self.swiglu(inner, limit) * weights.flatten().index_select(0, order).unsqueeze(1)
+        out = F.grouped_mm(act.to(x.dtype), moe.w2.transpose(1, 2), offs=ends)
+        unsorted = torch.empty_like(out).index_copy_(0, order, out)
+        return unsorted.view(rows, count, -1).sum(1, dtype=torch.float32)
+
+    def shared_expert(self, x: Tensor, moe: MoeWeights, limit: float) -> Tensor:
+        """The expert that every row uses; [T, H] in x's type."""
+        act = self.swiglu(self.linear(x, moe.shared_w13), limit).to(x.dtype)
+        return self.linear(act, moe.shared_w2)
+
+    def swiglu(self, gate_up: Tensor, limit: float) -> Tensor:
+        """silu of the clamped gate times the clamped up; gate_up [n, 2 I], result [n, I] float32."""
+        gate, up = gate_up.float().chunk(2, dim=-1)
+        return F.silu(gate.clamp(max=limit)) * up.clamp(-limit, limit)

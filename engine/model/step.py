@@ -1,0 +1,181 @@
+"""What the layers need of one step: rows, query blocks, closing entries, caches. Built once, used by every layer.
+
+A *row* is one new token of one request. Flat pool rows are `page * rows_a_page + offset`; row 0 of every pool is
+never written and stays zero, so an absent key points there and is masked by its bias.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Keys:
+    """Keys (that are values too) of a class of query blocks.
+
+    pool  [P, D], all rows of one layer's cache
+    rows  [n, K] int64 flat pool rows; n is the number of blocks (keys shared by a block's queries) or of queries
+    bias  [blocks, W, K] float32, 0 where the query sees the key, else minus infinity
+    """
+
+    pool: Tensor
+    rows: Tensor
+    bias: Tensor
+
+
+@dataclass(frozen=True)
+class QueryBlocks:
+    """Query blocks of one width: W consecutive rows of one request that share gathered keys.
+
+    rows          [blocks * W] int64, rows of the step, 0 for padding; None: all rows, in order
+    width         W
+    window_rows   [blocks, K] int64, and window_bias [blocks, W, K]
+    c4_rows       [blocks, N4] int64 of every entry that a query of the block may see; c4_bias [blocks, W, N4]
+    c128_rows     [blocks, N128] int64; c128_bias [blocks, W, N128]
+    """
+
+    rows: Tensor | None
+    width: int
+    window_rows: Tensor
+    window_bias: Tensor
+    c4_rows: Tensor
+    c4_bias: Tensor
+    c128_rows: Tensor
+    c128_bias: Tensor
+
+
+@dataclass(frozen=True)
+class C4Entries:
+    """The c4 windows that close in this step, E of them.
+
+    ring_rows  [B * 8] int64, flat ring rows of the step's requests
+    halves     [E, 8] int64 into the half rows of (ring rows, then step rows); A-half of row r is 2r, B-half 2r + 1
+    bias       [E, 8, 1] float32, minus infinity for the absent A-half of a request's first window
+    positions  [E] int64, first token of each window
+    out_rows   [E] int64, flat rows of the c4 and index pools
+    """
+
+    ring_rows: Tensor
+    halves: Tensor
+    bias: Tensor
+    positions: Tensor
+    out_rows: Tensor
+
+
+@dataclass(frozen=True)
+class C128Entries:
+    """The c128 windows that close in this step and take at most W rows from it.
+
+    slots      [E] int64, request slots whose running state the windows continue
+    fresh      [E] bool, True where the window began in this step
+    rows       [E, W] int64 step rows, in order; valid [E, W] bool
+    positions  [E] int64; out_rows [E] int64 flat rows of the c128 pool
+    """
+
+    slots: Tensor
+    fresh: Tensor
+    rows: Tensor
+    valid: Tensor
+    positions: Tensor
+    out_rows: Tensor
+
+
+@dataclass(frozen=True)
+class Turns:
+    """Rotations of the step in the model's two frequency tables: complex64 [n, 1, rope_dim / 2]; `back` is inverse."""
+
+    plain: Tensor
+    plain_back: Tensor
+    compressed: Tensor
+    compressed_back: Tensor
+    c4: Tensor | None
+    c128: tuple[Tensor, ...]
+
+
+@dataclass(frozen=True)
+class StepRows:
+    """Layer-invariant metadata of one step of T (padded) rows.
+
+    positions     [T] int64
+    latent_rows   [T] int64, flat window-pool rows that receive the rows' latents
+    phase4        [T] int64, position mod 4; phase128 likewise
+    blocks        query blocks, at most one entry a width
+    unblock       [T] int64, place of each row in the concatenated blocks; None: already in order
+    """
+
+    positions: Tensor
+    latent_rows: Tensor
+    phase4: Tensor
+    phase128: Tensor
+    blocks: tuple[QueryBlocks, ...]
+    unblock: Tensor | None
+    c4: C4Entries | None
+    c128: tuple[C128Entries, ...]
+
+
+@dataclass(frozen=True)
+class CommitGroup:
+    """Requests of a step whose row counts are of one width class.
+
+    requests  [n] int64, places in the step's request columns
+    width     no request of the group has more rows than this
+    """
+
+    requests: Tensor
+    width: int
+
+
+@dataclass(frozen=True)
+class CommitRows:
+    """What `commit` needs of a step, whatever lengths it is then given; columns are int64 [B].
+
+    slots, starts  request slots and the position of each request's first row
+    first_rows     the step row of it
+    most           largest row count of a request
+    """
+
+    slots: Tensor
+    starts: Tensor
+    first_rows: Tensor
+    most: int
+    groups: tuple[CommitGroup, ...]
+
+
+@dataclass(frozen=True)
+class LayerCache:
+    """Flat views of one layer's caches; None where the layer's kind has none.
+
+    window [Pw, D]; c4 [P4, D]; index [P4, Di]; c128 [P128, D]; c4_ring [S * 8, 4 (D + Di)] float32;
+    c128_state [S, 3, D] float32: running maximum, sum of weights, weighted latent
+    """
+
+    window: Tensor
+    c4: Tensor | None
+    index: Tensor | None
+    c128: Tensor | None
+    c4_ring: Tensor | None
+    c128_state: Tensor | None
+
+
+@dataclass(frozen=True)
+class Pending:
+    """What a forward leaves for `commit`.
+
+    c4    [c4 layers, T, 4 (D + Di)] float32; a row is A-half then B-half, each (latent, index latent, score, index score)
+    c128  [c128 layers, T, 2 D] float32: latent, score
+    taps  [taps, T, H]: mean over the streams of the chosen layers' outputs
+    """
+
+    c4: Tensor
+    c128: Tensor
+    taps: Tensor
+
+
+@dataclass(frozen=True)
+class StepOutput:
+    """logits [R, V] float32 of the rows that were asked for, in their order."""
+
+    logits: Tensor
+    pending: Pending

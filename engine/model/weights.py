@@ -1,0 +1,234 @@
+"""A checkpoint's tensors, checked against the configuration and laid out as the layers use them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from engine.errors import CheckpointError
+from engine.model.config import C4, C128, ModelConfig
+
+
+@dataclass(frozen=True)
+class MhcWeights:
+    """fn [(2 + hc) hc, hc H], base [(2 + hc) hc], scale [(2 + hc) hc] (one value repeated a part), float32."""
+
+    fn: Tensor
+    base: Tensor
+    scale: Tensor
+    norm: Tensor
+
+
+@dataclass(frozen=True)
+class HeadWeights:
+    """Collapse of the streams: fn [hc, hc H], base [hc], scale [1]; then norm [H] and head [V, H]; float32."""
+
+    fn: Tensor
+    base: Tensor
+    scale: Tensor
+    norm: Tensor
+    head: Tensor
+
+
+@dataclass(frozen=True)
+class CompressorWeights:
+    """One layer's compressors, float32.
+
+    side   [C, H], all latent and score projections in the order of a pending row
+    ape    [ratio, C], position bias of the scores, zero for the latents
+    norm   [D]; index_norm [Di] where ratio is 4
+    """
+
+    side: Tensor
+    ape: Tensor
+    norm: Tensor
+    index_norm: Tensor | None
+
+
+@dataclass(frozen=True)
+class IndexerWeights:
+    """wq_b [heads * Di, q_lora]; head_weights [heads, H] float32, the score constants folded in."""
+
+    wq_b: Tensor
+    head_weights: Tensor
+
+
+@dataclass(frozen=True)
+class AttentionWeights:
+    """w_in [q_lora + D, H] holds wq_a then wkv; wo_a [groups, rank, width]; sink [heads] float32."""
+
+    w_in: Tensor
+    q_norm: Tensor
+    wq_b: Tensor
+    kv_norm: Tensor
+    wo_a: Tensor
+    wo_b: Tensor
+    sink: Tensor
+    compressor: CompressorWeights | None
+    indexer: IndexerWeights | None
+
+
+@dataclass(frozen=True)
+class MoeWeights:
+    """gate [E, H] float32; bias [E] or table [V, k] int64; w13 [E, 2 I, H]; w2 [E, H, I]; shared ones without E."""
+
+    gate: Tensor
+    bias: Tensor | None
+    table: Tensor | None
+    w13: Tensor
+    w2: Tensor
+    shared_w13: Tensor
+    shared_w2: Tensor
+
+
+@dataclass(frozen=True)
+class LayerWeights:
+    """One backbone layer."""
+
+    ratio: int
+    attn_mhc: MhcWeights
+    attention: AttentionWeights
+    ffn_mhc: MhcWeights
+    moe: MoeWeights
+
+
+class Taker:
+    """Takes named tensors out of a checkpoint, checking shapes, and moves them to their device and type."""
+
+    def __init__(self, weights: Mapping[str, Tensor], device: torch.device, dtype: torch.dtype) -> None:
+        self.weights, self.device, self.dtype = weights, device, dtype
+
+    def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
+        """Tensor `name` as the model's type unless `dtype` is given. raises CheckpointError."""
+        if name not in self.weights:
+            raise CheckpointError(f"tensor {name!r} is missing")
+        tensor = self.weights[name]
+        if tuple(tensor.shape) != shape:
+            raise CheckpointError(f"tensor {name!r} is {tuple(tensor.shape)}, not {shape}")
+        return tensor.to(self.device, dtype or self.dtype)
+
+    def fp32(self, name: str, *shape: int) -> Tensor:
+        """Tensor `name` as float32. raises CheckpointError."""
+        return self.take(name, shape, torch.float32)
+
+
+def head_weights(config: ModelConfig, taker: Taker) -> HeadWeights:
+    """The final collapse, norm and vocabulary projection. raises CheckpointError."""
+    hc, hidden = config.hc_mult, config.hidden_size
+    return HeadWeights(
+        taker.fp32("hc_head_fn", hc, hc * hidden),
+        taker.fp32("hc_head_base", hc),
+        taker.fp32("hc_head_scale", 1),
+        taker.fp32("norm.weight", hidden),
+        taker.fp32("head.weight", config.vocab_size, hidden),
+    )
+
+
+def layer_weights(config: ModelConfig, taker: Taker, layer: int) -> LayerWeights:
+    """Layer `layer` of the backbone. raises CheckpointError naming the tensor."""
+    ratio = config.compress_ratios[layer]
+    prefix = f"layers.{layer}"
+    return LayerWeights(
+        ratio,
+        _mhc(config, taker, prefix, "attn"),
+        attention_weights(config, taker, f"{prefix}.attn", ratio),
+        _mhc(config, taker, prefix, "ffn"),
+        moe_weights(config, taker, f"{prefix}.ffn", hashed=layer < config.num_hash_layers),
+    )
+
+
+def _mhc(config: ModelConfig, taker: Taker, prefix: str, block: str) -> MhcWeights:
+    hc, hidden = config.hc_mult, config.hidden_size
+    wide = (2 + hc) * hc
+    scale = taker.fp32(f"{prefix}.hc_{block}_scale", 3)
+    repeats = torch.tensor([hc, hc, hc * hc], device=scale.device)
+    return MhcWeights(
+        taker.fp32(f"{prefix}.hc_{block}_fn", wide, hc * hidden),
+        taker.fp32(f"{prefix}.hc_{block}_base", wide),
+        scale.repeat_interleave(repeats),
+        taker.fp32(f"{prefix}.{block}_norm.weight", hidden),
+    )
+
+
+def attention_weights(config: ModelConfig, taker: Taker, prefix: str, ratio: int) -> AttentionWeights:
+    """Attention of one layer of compress ratio `ratio`. raises CheckpointError."""
+    hidden, wide, lora = config.hidden_size, config.head_dim, config.q_lora_rank
+    groups, rank, width = config.o_groups, config.o_lora_rank, config.head_group_width
+    wq_a = taker.take(f"{prefix}.wq_a.weight", (lora, hidden))
+    wkv = taker.take(f"{prefix}.wkv.weight", (wide, hidden))
+    return AttentionWeights(
+        torch.cat([wq_a, wkv]),
+        taker.fp32(f"{prefix}.q_norm.weight", lora),
+        taker.take(f"{prefix}.wq_b.weight", (config.num_attention_heads * wide, lora)),
+        taker.fp32(f"{prefix}.kv_norm.weight", wide),
+        taker.take(f"{prefix}.wo_a.weight", (groups * rank, width)).view(groups, rank, width),
+        taker.take(f"{prefix}.wo_b.weight", (hidden, groups * rank)),
+        taker.fp32(f"{prefix}.attn_sink", config.num_attention_heads),
+        _compressor(config, taker, prefix, ratio),
+        _indexer(config, taker, f"{prefix}.indexer") if ratio == C4 else None,
+    )
+
+
+def _compressor(config: ModelConfig, taker: Taker, prefix: str, ratio: int) -> CompressorWeights | None:
+    if ratio == 0:
+        return None
+    main = _Projections(config, taker, f"{prefix}.compressor", ratio, config.head_dim)
+    if ratio == C128:
+        ape = torch.cat([torch.zeros_like(main.ape), main.ape], dim=1)
+        return CompressorWeights(torch.cat([main.wkv, main.wgate]), ape, main.norm, None)
+    index = _Projections(config, taker, f"{prefix}.indexer.compressor", ratio, config.index_head_dim)
+    side, ape = [], []
+    for half in range(2):
+        pair = [(p, slice(half * p.width, (half + 1) * p.width)) for p in (main, index)]
+        side += [p.wkv[part] for p, part in pair] + [p.wgate[part] for p, part in pair]
+        ape += [torch.zeros_like(p.ape[:, part]) for p, part in pair] + [p.ape[:, part] for p, part in pair]
+    return CompressorWeights(torch.cat(side), torch.cat(ape, dim=1), main.norm, index.norm)
+
+
+class _Projections:
+    """The tensors of one compressor as the checkpoint names them."""
+
+    def __init__(self, config: ModelConfig, taker: Taker, prefix: str, ratio: int, width: int) -> None:
+        channels = (2 if ratio == C4 else 1) * width
+        self.width = width
+        self.wkv = taker.fp32(f"{prefix}.wkv.weight", channels, config.hidden_size)
+        self.wgate = taker.fp32(f"{prefix}.wgate.weight", channels, config.hidden_size)
+        self.ape = taker.fp32(f"{prefix}.ape", ratio, channels)
+        self.norm = taker.fp32(f"{prefix}.norm.weight", width)
+
+
+def _indexer(config: ModelConfig, taker: Taker, prefix: str) -> IndexerWeights:
+    heads, width = config.index_n_heads, config.index_head_dim
+    constants = width**-0.5 * heads**-0.5
+    return IndexerWeights(
+        taker.take(f"{prefix}.wq_b.weight", (heads * width, config.q_lora_rank)),
+        taker.fp32(f"{prefix}.weights_proj.weight", heads, config.hidden_size) * constants,
+    )
+
+
+def moe_weights(config: ModelConfig, taker: Taker, prefix: str, *, hashed: bool) -> MoeWeights:
+    """Router and experts of one layer, experts stacked. raises CheckpointError."""
+    hidden, inner, experts = config.hidden_size, config.moe_intermediate_size, config.n_routed_experts
+    wide = inner * config.n_shared_experts
+    w13 = torch.empty(experts, 2 * inner, hidden, device=taker.device, dtype=taker.dtype)
+    w2 = torch.empty(experts, hidden, inner, device=taker.device, dtype=taker.dtype)
+    for expert in range(experts):
+        own = f"{prefix}.experts.{expert}"
+        w13[expert, :inner] = taker.take(f"{own}.w1.weight", (inner, hidden))
+        w13[expert, inner:] = taker.take(f"{own}.w3.weight", (inner, hidden))
+        w2[expert] = taker.take(f"{own}.w2.weight", (hidden, inner))
+    shared = f"{prefix}.shared_experts"
+    gate_up = [taker.take(f"{shared}.{name}.weight", (wide, hidden)) for name in ("w1", "w3")]
+    table_shape = (config.vocab_size, config.num_experts_per_tok)
+    return MoeWeights(
+        taker.fp32(f"{prefix}.gate.weight", experts, hidden),
+        None if hashed else taker.fp32(f"{prefix}.gate.bias", experts),
+        taker.take(f"{prefix}.gate.tid2eid", table_shape, torch.int64) if hashed else None,
+        w13,
+        w2,
+        torch.cat(gate_up),
+        taker.take(f"{shared}.w2.weight", (hidden, wide)),
+    )

@@ -1,0 +1,113 @@
+"""Query blocks: which rows share gathered keys, and which keys each of them sees."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from engine.memory.pools import KVState
+from engine.model.config import C4, C128, PAGE_TOKENS
+from engine.model.step import QueryBlocks
+
+Int = npt.NDArray[np.int64]
+
+# Longest request (in rows of the step) of each class, and its block width. A block of W rows gathers W + 127 window
+# keys: 32 rows read 1.25 times the keys that they need, 128 rows would read twice.
+CLASSES = ((1, 1), (8, 8), (1 << 31, 32))
+
+
+class Uploads(Protocol):
+    """Host columns to the device."""
+
+    def tensor(self, column: npt.NDArray[np.generic]) -> Tensor:
+        """The column as it is."""
+
+    def int64(self, column: npt.NDArray[np.integer]) -> Tensor:
+        """The column as int64."""
+
+
+def plan_blocks(
+    state: KVState, slots: Int, request: Int, position: Int, single_rows: bool, to: Uploads
+) -> tuple[tuple[QueryBlocks, ...], Int | None]:
+    """The step's query blocks and the place of each row in them (None: in order).
+
+    slots              int64 [B]
+    request, position  int64 [T]; padded rows have request -1
+    """
+    if single_rows or request.size == slots.size:
+        rows = np.arange(request.size)[:, None]
+        return (_blocks(state, slots, request, position, rows, in_order=True, to=to),), None
+    counts = np.bincount(request[request >= 0], minlength=slots.size)
+    firsts = np.cumsum(counts) - counts
+    blocks, low, done = [], 0, 0
+    place = np.zeros(request.size, dtype=np.int64)
+    for longest, width in CLASSES:
+        chosen = np.flatnonzero((counts > low) & (counts <= longest))
+        low = longest
+        if not chosen.size:
+            continue
+        pieces = -(-counts[chosen] // width)
+        owner = np.repeat(chosen, pieces)
+        piece = np.arange(owner.size) - np.repeat(np.cumsum(pieces) - pieces, pieces)
+        row = (piece * width)[:, None] + np.arange(width)
+        rows = np.where(row < counts[owner, None], firsts[owner, None] + row, -1)
+        place[rows[rows >= 0]] = done + np.flatnonzero(rows.ravel() >= 0)
+        done += rows.size
+        blocks.append(_blocks(state, slots, request, position, rows, in_order=False, to=to))
+    return tuple(blocks), place
+
+
+def _blocks(
+    state: KVState, slots: Int, request: Int, position: Int, rows: Int, *, in_order: bool, to: Uploads
+) -> QueryBlocks:
+    """Blocks of one width. rows: [blocks, W] step rows, -1 for padding; a block's first row is never padding."""
+    own = rows >= 0
+    safe = np.where(own, rows, 0)
+    own &= request[safe] >= 0
+    slot = np.where(own[:, 0], slots[request[safe[:, 0]]], 0)
+    at = position[safe]
+    ends = np.where(own, at + 1, 0)
+    window_rows, window_bias = _window(state, slot, at, own)
+    c4 = _entries(state, slot, ends // C4, C4, to)
+    c128 = _entries(state, slot, ends // C128, C128, to)
+    chosen = None if in_order else to.int64(safe.ravel())
+    return QueryBlocks(chosen, rows.shape[1], to.int64(window_rows), to.tensor(window_bias), *c4, *c128)
+
+
+def _window(
+    state: KVState, slot: Int, at: Int, own: npt.NDArray[np.bool_]
+) -> tuple[Int, npt.NDArray[np.float32]]:
+    """Window keys of blocks whose rows stand at positions `at` [blocks, W]: (rows [blocks, K], bias [blocks, W, K])."""
+    reach = state.config.sliding_window
+    width = at.shape[1]
+    last = at.max(axis=1, where=own, initial=0)
+    key = at[:, :1] - (reach - 1) + np.arange(width + reach - 1)
+    real = (key >= 0) & (key <= last[:, None])
+    safe = np.where(real, key, 0)
+    page = state.window_table[slot[:, None], safe // PAGE_TOKENS].astype(np.int64)
+    rows = np.where(real & own[:, :1], page * PAGE_TOKENS + safe % PAGE_TOKENS, 0)
+    behind = np.arange(width)[:, None] + reach - 1 - np.arange(width + reach - 1)
+    seen = (behind >= 0) & (behind < reach) & real[:, None, :] & own[:, :, None]
+    return rows, np.where(seen, np.float32(0), np.float32(-np.inf))
+
+
+def _entries(state: KVState, slot: Int, visible: Int, ratio: int, to: Uploads) -> tuple[Tensor, Tensor]:
+    """Compressed entries of blocks: (rows [blocks, N], bias [blocks, W, N]); visible [blocks, W] is a count.
+
+    Unseen entries of the block read row 0: rows past a request's length may hold another request's numbers.
+    """
+    most = int(visible.max(initial=0))
+    if not state.specs[f"c{ratio}"].layers:
+        most = 0
+    a_page = PAGE_TOKENS // ratio
+    pages = to.int64(state.full_table[slot, : -(-most // a_page)])
+    entry = torch.arange(most, device=pages.device)
+    rows = (pages.unsqueeze(2) * a_page + torch.arange(a_page, device=pages.device)).flatten(1)[:, :most]
+    counts = to.int64(visible)
+    rows = torch.where(entry < counts.amax(1, keepdim=True), rows, 0)
+    hidden = entry >= counts.unsqueeze(2)
+    return rows, torch.zeros(hidden.shape, device=pages.device).masked_fill_(hidden, -torch.inf)
