@@ -15,9 +15,9 @@ from engine.actors.links import Link, Ref
 from engine.actors.mailbox import Mailbox
 from engine.actors.shell import Shell
 from engine.actors.supervise import Child, Supervisor
-from engine.actors.system import System, kind_of
 from engine.actors.timers import Timers
 from engine.actors.wire import ByteStream, Codec
+from engine.actors.wiring import Wiring, kind_of
 from engine.errors import BadMessage
 from engine.messages import Failed, Tick
 
@@ -32,9 +32,9 @@ class Process:
     report  prints what went wrong, for a person
     """
 
-    def __init__(self, kind: str, system: System, tasks: TaskGroup, report: Callable[[str], None]) -> None:
+    def __init__(self, kind: str, wiring: Wiring, tasks: TaskGroup, report: Callable[[str], None]) -> None:
         self.kind = kind
-        self.system = system
+        self.wiring = wiring
         self.timers = Timers()
         self.asks = Asks()
         self.refs: dict[str, Ref] = {}
@@ -48,7 +48,7 @@ class Process:
         """The mailbox of an actor of this process, made when it is first asked for."""
         ref = self.refs.get(name)
         if ref is None:
-            ref = self.refs[name] = self.system.mailbox(name)
+            ref = self.refs[name] = self.wiring.mailbox(name)
         assert isinstance(ref, Mailbox)
         return ref
 
@@ -68,7 +68,7 @@ class Process:
         submit  takes the core's jobs
         """
         mailbox = self.mailbox(name)
-        may_send = self.system.sends_of(name)
+        may_send = self.wiring.sends_of(name)
 
         def shell() -> Shell:
             return Shell(make(), mailbox, self.refs, self.timers, self.asks, may_send, submit)
@@ -88,11 +88,10 @@ class Process:
 
     def link(self, name: str, peer: str, stream: ByteStream) -> Link:
         """A link to a process of kind `peer`; `name` is this process's."""
-        system = self.system
-        codec = Codec(system.receivers, system.accepts(self.kind))
-        waits = any(kind.full == "wait" for kind in system.kinds.values() if kind.process == peer)
-        outbox = Mailbox(f"link from {name}", LINK_MESSAGES, "wait" if waits else "reject")
-        return Link(name, system.digest, stream, codec, outbox)
+        wiring = self.wiring
+        codec = Codec(wiring.receivers, wiring.accepts(self.kind))
+        outbox = Mailbox(f"link from {name}", LINK_MESSAGES, "wait" if wiring.waits(peer) else "reject")
+        return Link(name, wiring.digest, stream, codec, outbox)
 
     async def run_link(self, link: Link) -> None:
         """Moves the link's messages until the far end is gone; raises BadMessage for a broken stream."""
