@@ -1,13 +1,13 @@
 """The KV state of one rank: paged pools shared by all requests, and the fixed state of each request slot.
 
-A logical page is 256 tokens. A *full page* id addresses 64 c4, 64 index and 2 c128 rows of every layer that has
-them; a *window page* id addresses 256 raw latents of every layer. The two id spaces are apart, because window pages
-are freed as soon as they are out of every later query's reach. Page 0 and slot 0 are sinks: padding writes there
-(row 1 and up); row 0 of page 0 is never written, so that an absent key reads as zero.
+A logical page is 256 tokens. A *full page* id addresses 64 c4, 64 index and 2 c128 rows of every layer that
+has them; a *window page* id addresses 256 raw latents of every layer. The two id spaces are apart, because
+window pages are freed as soon as they are out of every later query's reach. Page 0 and slot 0 are sinks:
+padding writes there (row 1 and up); row 0 of page 0 is never written, so that an absent key reads as zero.
 
-Committed state of a slot is: its length, every pool row below that length, its c4 ring (raw rows of the last eight
-positions) and its online c128 state. A forward writes pool rows at and past the committed length only; they are
-invisible to all until `commit` moves the length.
+Committed state of a slot is: its length, every pool row below that length, its c4 ring (raw rows of the last
+eight positions) and its online c128 state. A forward writes pool rows at and past the committed length only;
+they are invisible to all until `commit` moves the length.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class KVState:
         return sum(pool.numel() * pool.element_size() for pool in mine) // units
 
     def bind(self, slot: int, generation: int) -> None:
-        """Gives `slot` to a new request: length 0, no pages. Ring and online state need no reset: see plan."""
+        """Gives `slot` to a new request: length 0, no pages. Plans never read a former request's state."""
         if not 0 < slot < self.slots:
             raise PageAccounting(f"slot {slot} can't be bound; slots are 1 to {self.slots - 1}")
         self.generations[slot] = generation
@@ -107,9 +107,8 @@ class KVState:
                 f"logical page {logical.max()} is past the table's {self.full_table.shape[1]}"
             )
         if full.max() >= self.full_pages or window.max() >= self.window_pages:
-            raise PageAccounting(
-                f"pages {full.max()}/{window.max()} exceed {self.full_pages} full, {self.window_pages} window pages"
-            )
+            held = f"{self.full_pages} full, {self.window_pages} window pages"
+            raise PageAccounting(f"pages {full.max()}/{window.max()} exceed {held}")
         self.full_table[slot, logical] = full
         self.window_table[slot, logical] = window
 

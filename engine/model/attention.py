@@ -1,4 +1,4 @@
-"""Attention of one layer: shared latent, sliding window, compressed entries, sinks, grouped output projection."""
+"""Attention of one layer: shared latent, window, compressed entries, sinks, grouped output projection."""
 
 from __future__ import annotations
 

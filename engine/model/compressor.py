@@ -68,7 +68,7 @@ def close_c128(weights: CompressorWeights, step: LayerStep) -> None:
 
 
 def started(state: Tensor, fresh: Tensor) -> Tensor:
-    """State [n, 3, D] with an empty one where `fresh` [n]: what a slot held before belongs to a closed window."""
+    """State [n, 3, D], an empty one where `fresh` [n]: what the slot held belongs to a closed window."""
     empty = torch.zeros_like(state[:1])
     empty[:, 0] = EMPTY_MAX
     return torch.where(fresh.view(-1, 1, 1), empty, state)

@@ -1,4 +1,4 @@
-"""The geometry of one DeepSeek-V4 checkpoint, read from its config.json and checked before anything is built."""
+"""The geometry of one DeepSeek-V4 checkpoint, read from its config.json and checked first of all."""
 
 from __future__ import annotations
 
@@ -6,35 +6,22 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any
 
 from engine.errors import ConfigError
+from engine.model.fields import (
+    DSparkConfig,
+    Yarn,
+    check_family,
+    read_dspark,
+    read_field,
+    read_ratios,
+    read_yarn,
+)
 from engine.model.transformers_config import deepseek_fields
 
 PAGE_TOKENS = 256
 C4, C128 = 4, 128
-
-T = TypeVar("T", int, float, bool, str)
-
-
-@dataclass(frozen=True)
-class Yarn:
-    """YaRN scaling of the compressed layers' rotary frequencies; cos and sin are never scaled."""
-
-    factor: float
-    beta_fast: float
-    beta_slow: float
-    original_max_position_embeddings: int
-
-
-@dataclass(frozen=True)
-class DSparkConfig:
-    """Draft geometry of a checkpoint that carries DSpark stages in `mtp.*`."""
-
-    block_size: int
-    noise_token_id: int
-    target_layer_ids: tuple[int, ...]
-    markov_rank: int
 
 
 @dataclass(frozen=True)
@@ -121,16 +108,16 @@ class ModelConfig:
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> ModelConfig:
         """The configuration in a parsed config.json. raises ConfigError, naming the field."""
-        _check_family(fields)
-        layers = _field(fields, "num_hidden_layers", int)
-        ratios = _ratios(fields, layers)
+        check_family(fields)
+        layers = read_field(fields, "num_hidden_layers", int)
+        ratios = read_ratios(fields, layers)
         config = cls(
             compress_ratios=ratios[:layers],
             extra_ratios=ratios[layers:],
-            yarn=_yarn(fields.get("rope_scaling") or fields.get("rope_parameters")),
+            yarn=read_yarn(fields.get("rope_scaling") or fields.get("rope_parameters")),
             expert_dtype=fields.get("expert_dtype"),
-            dspark=_dspark(fields),
-            **{name: _field(fields, name, kind) for name, kind in _PLAIN_FIELDS.items()},
+            dspark=read_dspark(fields),
+            **{name: read_field(fields, name, kind) for name, kind in _PLAIN_FIELDS.items()},
         )
         _check(config)
         return config
@@ -176,85 +163,6 @@ _PLAIN_FIELDS: dict[str, type] = {
     "rms_norm_eps": float, "bos_token_id": int, "eos_token_id": int, "num_nextn_predict_layers": int,
 }  # fmt: skip
 
-_FIXED_FIELDS: dict[str, tuple[Any, ...]] = {
-    "num_key_value_heads": (1,),
-    "scoring_func": ("sqrtsoftplus",),
-    "topk_method": ("noaux_tc",),
-    "norm_topk_prob": (True,),
-    "hidden_act": ("silu",),
-    "attention_bias": (False,),
-    "tie_word_embeddings": (False,),
-}
-
-
-def _field(fields: Mapping[str, Any], name: str, kind: type[T]) -> T:
-    """Field `name` as `kind`; an int serves for a float. raises ConfigError."""
-    if name not in fields:
-        raise ConfigError(f"config.json: field {name!r} is missing")
-    value = fields[name]
-    right = isinstance(value, kind) or (kind is float and isinstance(value, int))
-    if not right or (kind is not bool and isinstance(value, bool)):
-        raise ConfigError(f"config.json: {name} is {value!r}, not of type {kind.__name__}")
-    return kind(value)
-
-
-def _check_family(fields: Mapping[str, Any]) -> None:
-    """raises ConfigError for another model family, or a variant of this one that isn't implemented."""
-    if fields.get("model_type") != "deepseek_v4":
-        raise ConfigError(
-            f"config.json: model_type is {fields.get('model_type')!r}; only deepseek_v4 is known"
-        )
-    for name, allowed in _FIXED_FIELDS.items():
-        if fields.get(name, allowed[0]) not in allowed:
-            raise ConfigError(f"config.json: {name} is {fields[name]!r}; only {allowed[0]!r} is implemented")
-
-
-def _ratios(fields: Mapping[str, Any], layers: int) -> tuple[int, ...]:
-    """`compress_ratios`, at least one entry a backbone layer. raises ConfigError."""
-    ratios = fields.get("compress_ratios")
-    if not isinstance(ratios, list) or len(ratios) < layers:
-        held = len(ratios) if isinstance(ratios, list) else "no"
-        raise ConfigError(f"config.json: compress_ratios holds {held} entries for {layers} layers")
-    wrong = [ratio for ratio in ratios if ratio not in (0, C4, C128)]
-    if wrong:
-        raise ConfigError(f"config.json: compress_ratios holds {wrong[0]!r}; only 0, 4 and 128 are known")
-    return tuple(ratios)
-
-
-def _yarn(scaling: object) -> Yarn | None:
-    """The `rope_scaling` object, None where frequencies are plain. raises ConfigError."""
-    if scaling is None:
-        return None
-    if not isinstance(scaling, dict):
-        raise ConfigError(f"config.json: rope_scaling is {scaling!r}, not an object")
-    values = cast(dict[str, Any], scaling)
-    kind = values.get("type", values.get("rope_type", "default"))
-    if kind == "default":
-        return None
-    if kind != "yarn":
-        raise ConfigError(f"config.json: rope_scaling type {kind!r}; only yarn is implemented")
-    return Yarn(
-        _field(values, "factor", float),
-        _field(values, "beta_fast", float),
-        _field(values, "beta_slow", float),
-        _field(values, "original_max_position_embeddings", int),
-    )
-
-
-def _dspark(fields: Mapping[str, Any]) -> DSparkConfig | None:
-    """The draft's geometry, None for a checkpoint without `dspark_*` fields. raises ConfigError."""
-    if "dspark_block_size" not in fields:
-        return None
-    targets = fields.get("dspark_target_layer_ids")
-    if not isinstance(targets, list) or not targets:
-        raise ConfigError(f"config.json: dspark_target_layer_ids is {targets!r}, not a list of layers")
-    return DSparkConfig(
-        _field(fields, "dspark_block_size", int),
-        _field(fields, "dspark_noise_token_id", int),
-        tuple(targets),
-        _field(fields, "dspark_markov_rank", int),
-    )
-
 
 def _check(config: ModelConfig) -> None:
     """raises ConfigError where two fields contradict."""
@@ -264,9 +172,8 @@ def _check(config: ModelConfig) -> None:
             raise ConfigError(f"config.json: {name} is {value}, below its least value")
     for smaller, larger in _AT_MOST:
         if getattr(config, smaller) > getattr(config, larger):
-            raise ConfigError(
-                f"config.json: {smaller} {getattr(config, smaller)} exceeds {larger} {getattr(config, larger)}"
-            )
+            low, high = getattr(config, smaller), getattr(config, larger)
+            raise ConfigError(f"config.json: {smaller} {low} exceeds {larger} {high}")
     if config.qk_rope_head_dim % 2:
         raise ConfigError(f"config.json: qk_rope_head_dim {config.qk_rope_head_dim} is odd")
     if config.num_attention_heads % config.o_groups:

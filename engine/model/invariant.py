@@ -1,8 +1,8 @@
 """Row-invariant arithmetic: every operation runs on tiles of exactly 32 rows, in a fixed order of reduction.
 
-A row's bits then depend on its own inputs alone: matrix kernels, vector tails and reductions see the same shape
-whatever else is in the batch. Keys are reduced in fixed tiles counted from the start; a tile that is masked for a
-row changes nothing of it. Costs: small steps are padded, experts are computed densely.
+A row's bits then depend on its own inputs alone: matrix kernels, vector tails and reductions see the same
+shape whatever else is in the batch. Keys are reduced in fixed tiles counted from the start; a tile that is
+masked for a row changes nothing of it. Costs: small steps are padded, experts are computed densely.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ KEY_TILE = 64
 
 
 def tiled(call: Callable[..., Tensor], *rows: Tensor) -> Tensor:
-    """`call` on tiles of 32 rows of each argument, results joined; the last tile is padded with its first row."""
+    """`call` on tiles of 32 rows of each argument, joined; the last tile is padded with its first row."""
     count = rows[0].shape[0]
     if count == ROW_TILE:
         return call(*rows)
@@ -61,7 +61,7 @@ class TileOps(TorchOps):
     def rotate(self, x: Tensor, turns: Tensor) -> None:
         """As TorchOps.rotate, from products that are rounded one by one."""
         half = turns.shape[-1]
-        pairs = x[..., -2 * half :].unflatten(-1, (half, 2))
+        pairs = x[..., -2 * half :].view(*x.shape[:-1], half, 2)
         even, odd = pairs[..., 0].float(), pairs[..., 1].float()
         cos, sin = turns.real, turns.imag
         first, second = even * cos - odd * sin, even * sin + odd * cos
@@ -77,8 +77,8 @@ class TileOps(TorchOps):
             x, post, comb = plain(rows, mhc, iterations, hc_eps, eps)
             return torch.cat([x.float(), post, comb.flatten(1)], dim=1)
 
-        x, post, comb = tiled(joined, streams).split([hidden, hc, hc * hc], dim=1)
-        return x.to(streams.dtype), post, comb.unflatten(1, (hc, hc))
+        x, post, comb = torch.split(tiled(joined, streams), [hidden, hc, hc * hc], dim=1)
+        return x.to(streams.dtype), post, comb.reshape(-1, hc, hc)
 
     def mhc_post(self, y: Tensor, streams: Tensor, post: Tensor, comb: Tensor) -> Tensor:
         """As TorchOps.mhc_post, in tiles."""
@@ -91,7 +91,7 @@ class TileOps(TorchOps):
         return tiled(lambda rows: plain(rows, head, hc_eps, eps), streams)
 
     def attend(self, q: Tensor, window: Keys, compressed: Keys | None, sink: Tensor) -> Tensor:
-        """As TorchOps.attend for blocks of one row; window keys first, then compressed keys in tiles of 64."""
+        """As TorchOps.attend, blocks of one row; window keys first, then compressed keys in tiles of 64."""
 
         def of_rows(rows: Tensor, near: Tensor, near_bias: Tensor, *far: Tensor) -> Tensor:
             parts = [Keys(window.pool, near, near_bias)]
@@ -179,10 +179,10 @@ class TileOps(TorchOps):
 
 
 def _key_tiles(pool: Tensor, rows: Tensor, bias: Tensor) -> list[Keys]:
-    """Keys in tiles of 64 from the first one, the last padded with masked ones; rows [n, N], bias [n, 1, N]."""
+    """Keys in tiles of 64 from the first, the last padded with masked ones; rows [n, N], bias [n, 1, N]."""
     padding = -rows.shape[1] % KEY_TILE
     rows, bias = F.pad(rows, (0, padding)), F.pad(bias, (0, padding), value=-torch.inf)
-    pairs = zip(rows.split(KEY_TILE, dim=-1), bias.split(KEY_TILE, dim=-1), strict=True)
+    pairs = zip(torch.split(rows, KEY_TILE, -1), torch.split(bias, KEY_TILE, -1), strict=True)
     return [Keys(pool, own.contiguous(), own_bias.contiguous()) for own, own_bias in pairs]
 
 

@@ -1,4 +1,4 @@
-"""DeepSeek-V4 as a function of one planned step. Layers run in stages, so that two halves of a batch can interleave."""
+"""DeepSeek-V4 as a function of one planned step; layers run in stages, so that halves can interleave."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tensor names of DeepSeek's checkpoints and of the transformers library, and the way from the second to the first."""
+"""Tensor names of DeepSeek's checkpoints and of the transformers library; from the second to the first."""
 
 from __future__ import annotations
 
@@ -68,7 +68,8 @@ def is_transformers(names: set[str]) -> bool:
 
 
 def deepseek_name(name: str) -> str | None:
-    """DeepSeek's name of a tensor that is the same in both layouts; None for fused expert tensors and buffers.
+    """DeepSeek's name of a tensor that is the same in both layouts; None for fused expert tensors and
+    buffers.
 
     name  transformers' name
     """

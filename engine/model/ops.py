@@ -1,8 +1,9 @@
 """The model's hot arithmetic in plain torch, one method an operation: what native and Triton kernels replace.
 
-A kernel set is an object with the methods of `TorchOps`; subclass it to replace them one at a time. Every method is
-a pure function of its arguments, except `rotate`, which works in place, and `swa`-like writes, which live elsewhere.
-Arithmetic is float32 inside; results have the type of the first argument unless a line says otherwise.
+A kernel set is an object with the methods of `TorchOps`; subclass it to replace them one at a time. Every
+method is a pure function of its arguments, except `rotate`, which works in place, and `swa`-like writes,
+which live elsewhere. Arithmetic is float32 inside; results have the type of the first argument unless a line
+says otherwise.
 """
 
 from __future__ import annotations
@@ -40,9 +41,12 @@ class TorchOps:
         return F.rms_norm(x.float(), x.shape[-1:], weight, eps).to(x.dtype)
 
     def rotate(self, x: Tensor, turns: Tensor) -> None:
-        """Rotates in place the last r channels of x [T, ..., D] by turns [T, ..., r / 2] complex64, pairs (2i, 2i+1)."""
+        """Rotates in place pairs (2i, 2i + 1) of the last r channels of x [T, ..., D].
+
+        turns  [T, ..., r / 2] complex64
+        """
         half = turns.shape[-1]
-        pairs = x[..., -2 * half :].unflatten(-1, (half, 2))
+        pairs = x[..., -2 * half :].view(*x.shape[:-1], half, 2)
         if x.dtype == torch.float32:
             torch.view_as_complex(pairs).mul_(turns)
         else:
@@ -62,7 +66,7 @@ class TorchOps:
         mix = torch.addcmul(mhc.base, mix, mhc.scale)
         gates = torch.sigmoid(mix[:, : 2 * hc])
         pre, post = gates[:, :hc] + hc_eps, gates[:, hc:] * 2
-        comb = torch.softmax(mix[:, 2 * hc :].unflatten(1, (hc, hc)), dim=-1) + hc_eps
+        comb = torch.softmax(mix[:, 2 * hc :].view(-1, hc, hc), dim=-1) + hc_eps
         comb = comb / (comb.sum(-2, keepdim=True) + hc_eps)
         for _ in range(iterations - 1):
             comb = comb / (comb.sum(-1, keepdim=True) + hc_eps)
@@ -114,7 +118,7 @@ class TorchOps:
         return out
 
     def pool_windows(self, latents: Tensor, scores: Tensor) -> Tensor:
-        """Softmax over the items of a window, a channel at a time: latents, scores [E, W, C] float32; [E, C]."""
+        """Softmax over a window's items, a channel at a time: latents, scores [E, W, C] float32; [E, C]."""
         return (torch.softmax(scores, dim=1) * latents).sum(1)
 
     def fold(self, state: Tensor, rows: Tensor, valid: Tensor) -> Tensor:
@@ -159,7 +163,7 @@ class TorchOps:
     def route(
         self, x: Tensor, token_ids: Tensor, moe: MoeWeights, count: int, scaling: float
     ) -> tuple[Tensor, Tensor]:
-        """Experts of each row: (ids [T, k] int64, weights [T, k] float32). Bias chooses, but doesn't weigh."""
+        """Experts of each row: (ids [T, k] int64, weights [T, k] float32). Bias chooses, never weighs."""
         scores = torch.sqrt(F.softplus(self.linear(x.float(), moe.gate)))
         if moe.table is not None:
             ids = moe.table.index_select(0, token_ids)

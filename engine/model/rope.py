@@ -7,7 +7,8 @@ import math
 import torch
 from torch import Tensor
 
-from engine.model.config import ModelConfig, Yarn
+from engine.model.config import ModelConfig
+from engine.model.fields import Yarn
 
 
 def frequencies(dim: int, theta: float, yarn: Yarn | None) -> Tensor:

@@ -54,7 +54,7 @@ def hadamard(width: int) -> Tensor:
     matrix = torch.ones(1, 1)
     while matrix.shape[0] < width:
         matrix = torch.cat([torch.cat([matrix, matrix], 1), torch.cat([matrix, -matrix], 1)])
-    return matrix * width**-0.5
+    return torch.mul(matrix, width**-0.5)
 
 
 def power_of_two_scale(largest: Tensor, top: float) -> Tensor:
@@ -65,18 +65,18 @@ def power_of_two_scale(largest: Tensor, top: float) -> Tensor:
 
 def fp8_rounded(x: Tensor, group: int) -> Tensor:
     """x through FP8 E4M3 and back, a power-of-two scale every `group` channels; x's shape and type."""
-    groups = x.float().unflatten(-1, (-1, group))
+    groups = x.float().view(*x.shape[:-1], -1, group)
     scale = power_of_two_scale(groups.abs().amax(-1, keepdim=True).clamp_min(1e-4), 448.0)
     rounded = (groups / scale).clamp(-448, 448).to(torch.float8_e4m3fn).float() * scale
-    return rounded.flatten(-2).to(x.dtype)
+    return rounded.view(x.shape).to(x.dtype)
 
 
 def fp4_rounded(x: Tensor, group: int) -> Tensor:
     """x through FP4 E2M1 and back, a power-of-two scale every `group` channels; midpoints go towards zero."""
-    groups = x.float().unflatten(-1, (-1, group))
+    groups = x.float().view(*x.shape[:-1], -1, group)
     scale = power_of_two_scale(groups.abs().amax(-1, keepdim=True).clamp_min(6 * 2.0**-126), 6.0)
     steps = torch.tensor(_E2M1_STEPS, device=x.device)
     values = torch.tensor(_E2M1_VALUES, device=x.device)
     scaled = groups / scale
     rounded = values[torch.bucketize(scaled.abs(), steps)] * scaled.sign() * scale
-    return rounded.flatten(-2).to(x.dtype)
+    return rounded.view(x.shape).to(x.dtype)

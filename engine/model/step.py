@@ -1,7 +1,8 @@
-"""What the layers need of one step: rows, query blocks, closing entries, caches. Built once, used by every layer.
+"""What the layers need of one step: rows, query blocks, closing entries, caches. Built once, used by every
+layer.
 
-A *row* is one new token of one request. Flat pool rows are `page * rows_a_page + offset`; row 0 of every pool is
-never written and stays zero, so an absent key points there and is masked by its bias.
+A *row* is one new token of one request. Flat pool rows are `page * rows_a_page + offset`; row 0 of every pool
+is never written and stays zero, so an absent key points there and is masked by its bias.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ class Keys:
     """Keys (that are values too) of a class of query blocks.
 
     pool  [P, D], all rows of one layer's cache
-    rows  [n, K] int64 flat pool rows; n is the number of blocks (keys shared by a block's queries) or of queries
+    rows  [n, K] int64 flat pool rows; n is the number of blocks (keys shared by a block's queries) or of
+          queries
     bias  [blocks, W, K] float32, 0 where the query sees the key, else minus infinity
     """
 
@@ -51,7 +53,8 @@ class C4Entries:
     """The c4 windows that close in this step, E of them.
 
     ring_rows  [B * 8] int64, flat ring rows of the step's requests
-    halves     [E, 8] int64 into the half rows of (ring rows, then step rows); A-half of row r is 2r, B-half 2r + 1
+    halves     [E, 8] int64 into the half rows of (ring rows, then step rows); A-half of row r is 2r, B-half
+               2r + 1
     bias       [E, 8, 1] float32, minus infinity for the absent A-half of a request's first window
     positions  [E] int64, first token of each window
     out_rows   [E] int64, flat rows of the c4 and index pools
@@ -84,7 +87,7 @@ class C128Entries:
 
 @dataclass(frozen=True)
 class Turns:
-    """Rotations of the step in the model's two frequency tables: complex64 [n, 1, rope_dim / 2]; `back` is inverse."""
+    """Rotations of the step in both frequency tables: complex64 [n, 1, rope_dim / 2]; `back` is inverse."""
 
     plain: Tensor
     plain_back: Tensor
@@ -163,7 +166,8 @@ class LayerCache:
 class Pending:
     """What a forward leaves for `commit`.
 
-    c4    [c4 layers, T, 4 (D + Di)] float32; a row is A-half then B-half, each (latent, index latent, score, index score)
+    c4    [c4 layers, T, 4 (D + Di)] float32; a row is A-half then B-half, each (latent, index latent, score,
+          index score)
     c128  [c128 layers, T, 2 D] float32: latent, score
     taps  [taps, T, H]: mean over the streams of the chosen layers' outputs
     """

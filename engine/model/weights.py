@@ -14,7 +14,7 @@ from engine.model.config import C4, C128, ModelConfig
 
 @dataclass(frozen=True)
 class MhcWeights:
-    """fn [(2 + hc) hc, hc H], base [(2 + hc) hc], scale [(2 + hc) hc] (one value repeated a part), float32."""
+    """fn [(2 + hc) hc, hc H], base and scale [(2 + hc) hc], norm [H], all float32."""
 
     fn: Tensor
     base: Tensor
@@ -24,7 +24,7 @@ class MhcWeights:
 
 @dataclass(frozen=True)
 class HeadWeights:
-    """Collapse of the streams: fn [hc, hc H], base [hc], scale [1]; then norm [H] and head [V, H]; float32."""
+    """Collapse of streams: fn [hc, hc H], base [hc], scale [1]; norm [H] and head [V, H]; all float32."""
 
     fn: Tensor
     base: Tensor
@@ -73,7 +73,7 @@ class AttentionWeights:
 
 @dataclass(frozen=True)
 class MoeWeights:
-    """gate [E, H] float32; bias [E] or table [V, k] int64; w13 [E, 2 I, H]; w2 [E, H, I]; shared ones without E."""
+    """gate [E, H] float32; bias [E] or table [V, k] int64; w13 [E, 2 I, H], w2 [E, H, I]; shared alike."""
 
     gate: Tensor
     bias: Tensor | None
@@ -180,12 +180,15 @@ def _compressor(config: ModelConfig, taker: Taker, prefix: str, ratio: int) -> C
         ape = torch.cat([torch.zeros_like(main.ape), main.ape], dim=1)
         return CompressorWeights(torch.cat([main.wkv, main.wgate]), ape, main.norm, None)
     index = _Projections(config, taker, f"{prefix}.indexer.compressor", ratio, config.index_head_dim)
-    side, ape = [], []
+    sides: list[Tensor] = []
+    biases: list[Tensor] = []
     for half in range(2):
         pair = [(p, slice(half * p.width, (half + 1) * p.width)) for p in (main, index)]
-        side += [p.wkv[part] for p, part in pair] + [p.wgate[part] for p, part in pair]
-        ape += [torch.zeros_like(p.ape[:, part]) for p, part in pair] + [p.ape[:, part] for p, part in pair]
-    return CompressorWeights(torch.cat(side), torch.cat(ape, dim=1), main.norm, index.norm)
+        sides += [p.wkv[part] for p, part in pair] + [p.wgate[part] for p, part in pair]
+        biases += [torch.zeros_like(p.ape[:, part]) for p, part in pair] + [
+            p.ape[:, part] for p, part in pair
+        ]
+    return CompressorWeights(torch.cat(sides), torch.cat(biases, dim=1), main.norm, index.norm)
 
 
 class _Projections:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -12,26 +10,15 @@ from torch import Tensor
 from engine.memory.pools import KVState
 from engine.model.config import C4, C128, PAGE_TOKENS
 from engine.model.step import QueryBlocks
+from engine.runner.columns import Int, Upload
 
-Int = npt.NDArray[np.int64]
-
-# Longest request (in rows of the step) of each class, and its block width. A block of W rows gathers W + 127 window
+# (Longest request in rows of the step, block width) of each class. A block of W rows gathers W + 127 window
 # keys: 32 rows read 1.25 times the keys that they need, 128 rows would read twice.
 CLASSES = ((1, 1), (8, 8), (1 << 31, 32))
 
 
-class Uploads(Protocol):
-    """Host columns to the device."""
-
-    def tensor(self, column: npt.NDArray[np.generic]) -> Tensor:
-        """The column as it is."""
-
-    def int64(self, column: npt.NDArray[np.integer]) -> Tensor:
-        """The column as int64."""
-
-
 def plan_blocks(
-    state: KVState, slots: Int, request: Int, position: Int, single_rows: bool, to: Uploads
+    state: KVState, slots: Int, request: Int, position: Int, single_rows: bool, to: Upload
 ) -> tuple[tuple[QueryBlocks, ...], Int | None]:
     """The step's query blocks and the place of each row in them (None: in order).
 
@@ -62,9 +49,9 @@ def plan_blocks(
 
 
 def _blocks(
-    state: KVState, slots: Int, request: Int, position: Int, rows: Int, *, in_order: bool, to: Uploads
+    state: KVState, slots: Int, request: Int, position: Int, rows: Int, *, in_order: bool, to: Upload
 ) -> QueryBlocks:
-    """Blocks of one width. rows: [blocks, W] step rows, -1 for padding; a block's first row is never padding."""
+    """Blocks of one width. rows: [blocks, W] step rows, -1 for padding, which is never first."""
     own = rows >= 0
     safe = np.where(own, rows, 0)
     own &= request[safe] >= 0
@@ -81,7 +68,7 @@ def _blocks(
 def _window(
     state: KVState, slot: Int, at: Int, own: npt.NDArray[np.bool_]
 ) -> tuple[Int, npt.NDArray[np.float32]]:
-    """Window keys of blocks whose rows stand at positions `at` [blocks, W]: (rows [blocks, K], bias [blocks, W, K])."""
+    """Window keys of rows at positions `at` [blocks, W]: (rows [blocks, K], bias [blocks, W, K])."""
     reach = state.config.sliding_window
     width = at.shape[1]
     last = at.max(axis=1, where=own, initial=0)
@@ -95,7 +82,7 @@ def _window(
     return rows, np.where(seen, np.float32(0), np.float32(-np.inf))
 
 
-def _entries(state: KVState, slot: Int, visible: Int, ratio: int, to: Uploads) -> tuple[Tensor, Tensor]:
+def _entries(state: KVState, slot: Int, visible: Int, ratio: int, to: Upload) -> tuple[Tensor, Tensor]:
     """Compressed entries of blocks: (rows [blocks, N], bias [blocks, W, N]); visible [blocks, W] is a count.
 
     Unseen entries of the block read row 0: rows past a request's length may hold another request's numbers.

@@ -9,9 +9,10 @@
     commit_step(model, state, plan, out.pending, lens)              # lens [B]; None: every row
     store_relay(state, slots, tokens)                               # what token -1 of the next step takes
 
-`out.logits` has one row for each row group with `samples` 1, in the order of the step's columns (`every_logit=True`
-gives every row instead, for prompt logprobs). A step may be planned while the one before it runs, once that one's
-binds and pages are in; `commit_step` must have been called on the step before a forward of the same slots.
+`out.logits` has one row for each row group with `samples` 1, in the order of the step's columns
+(`every_logit=True` gives every row instead, for prompt logprobs). A step may be planned while the one before
+it runs, once that one's binds and pages are in; `commit_step` must have been called on the step before a
+forward of the same slots.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ def commit_step(
     pending: Pending,
     lens: Sequence[int] | Tensor | None = None,
 ) -> None:
-    """Commits the first lens[i] rows of request i (None: all it ran); 0 is legal. A tensor stays on its device."""
+    """Commits the first lens[i] rows of request i (None: all); 0 is legal. A tensor stays on its device."""
     lens = plan.batch.counts.tolist() if lens is None else lens
     lengths = torch.as_tensor(lens, dtype=torch.int64, device=state.device)
     commit(state, plan.commit, pending, lengths, model.ops)

@@ -46,7 +46,7 @@ class Driver:
         lens: Sequence[int] | None = None,
         taps: tuple[int, ...] = (),
     ) -> list[Tensor]:
-        """One step of (slot, new tokens) groups; commits `lens` rows of each (None: all); logits [count, V] of each."""
+        """One step of (slot, new tokens) groups; commits `lens` rows of each; their logits [count, V]."""
         out, counts = self.forward(groups, taps)
         counts = [len(tokens) for _, tokens in groups]
         plan, result = out
@@ -86,7 +86,7 @@ class Driver:
         return np.array(rows, dtype=np.int32).reshape(-1, 4)
 
     def full(self, tokens: Sequence[int], chunks: Sequence[int], slot: int = 1) -> Tensor:
-        """Logits [n, V] of `tokens` run through slot `slot` in chunks of the given sizes, the last one repeated."""
+        """Logits [n, V] of `tokens` run through slot `slot` in chunks; the last size is repeated."""
         self.bind(slot)
         out, at, sizes = [], 0, list(chunks)
         while at < len(tokens):

@@ -1,4 +1,4 @@
-"""The tiny DeepSeek-V4 of the golden tests: one configuration, and transformers' model with nothing left trivial."""
+"""The tiny DeepSeek-V4 of the golden tests, and transformers' model with no parameter left trivial."""
 
 from __future__ import annotations
 
