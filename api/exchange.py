@@ -26,8 +26,9 @@ class ClientGone(Exception):
 class Exchange:
     """One request on its way through a handler.
 
-    rid     of the answer's x-request-id header
-    status  0 until the answer's first byte
+    rid      of the answer's x-request-id header
+    status   0 until the answer's first byte
+    began_s  the loop's clock at receipt
     """
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, max_body_bytes: int) -> None:
@@ -35,7 +36,7 @@ class Exchange:
         self.path: str = scope["path"]
         self.rid = ""
         self.status = 0
-        self.streams = False
+        self.began_s = anyio.current_time()
         self._headers = {name.lower(): value for name, value in scope["headers"]}
         self._receive = receive
         self._send = send

@@ -21,7 +21,6 @@ class EventStream:
 
     async def open(self) -> None:
         """Status 200 and headers; nothing that is a client's fault may be found after this."""
-        self._exchange.streams = True
         await self._exchange.start(
             200, EVENTS, [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
         )

@@ -1,0 +1,122 @@
+"""POST /v1/chat/completions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from api.chat_answer import ChatAnswer, ChatPlan
+from api.checks import bad, integer, new_tokens, sampling_of, stops_of
+from api.exchange import Exchange
+from api.intake import (
+    Prompt,
+    check_features,
+    check_stream_options,
+    choose_rid,
+    choose_route,
+    count_of,
+    entries_of,
+    params_of,
+    tokenised,
+)
+from api.run import Service, run
+from api.schema import ChatBody, decode
+from api.served import Served
+from engine.errors import BadRequest, EngineError
+from engine.model.segments import Segment
+
+EFFORTS = {"none": None, "minimal": "low", "medium": "high", "xhigh": "max"}
+"""OpenAI's words for efforts that a checkpoint's table may lack, and the nearest that DeepSeek-V4 has."""
+
+
+async def chat(service: Service, exchange: Exchange) -> None:
+    """Answers one chat; every refusal of the client's input comes before the first byte."""
+    received_s = service.wall_s()
+    body = decode(await exchange.body(), ChatBody)
+    served = service.served
+    rid = choose_rid(exchange, body.rid, lambda: service.fresh_id("chatcmpl-"))
+    served.check_name(body.model)
+    check_features(body, served)
+    with_usage, continuous = check_stream_options(body)
+    count = count_of("n", body.n, served)
+    tools = body.tools if body.tools and body.tool_choice != "none" else None
+    thinking = thinking_of(body)
+    segments = rendered(body, served, tools, thinking)
+    began_s = service.wall_s()
+    ids = await tokenised(
+        lambda: served.tokenizer.encode_segments(segments), sum(len(text) for text, _ in segments)
+    )
+    done_s = service.wall_s()
+    name, wanted = limit_of(body)
+    bounds = served.bounds
+    limit = new_tokens(name, wanted, bounds.context_length, len(ids), bounds, "messages")
+    sampling = sampling_of(params_of(body), bounds, limit, service.draw_seed(), logprobs_of(body, served))
+    entries = entries_of(
+        Prompt(ids),
+        sampling,
+        count,
+        rid=rid,
+        stop=stops_of("stop", body.stop),
+        keep_stop=bool(body.include_stop_str_in_output),
+        skip_special_tokens=body.skip_special_tokens is not False,
+        cache_salt=body.cache_salt or "",
+        priority=integer("priority", body.priority, 0, -1000, 1000),
+        timing=(received_s, began_s, done_s, done_s),
+    )
+    plan = ChatPlan(
+        rid=exchange.rid,
+        created=int(received_s),
+        count=count,
+        prompt_tokens=len(ids),
+        thinking=thinking,
+        separate=body.separate_reasoning is not False,
+        tools=tools is not None,
+        logprobs=bool(body.logprobs),
+        with_usage=with_usage,
+        continuous=continuous,
+    )
+    route = choose_route(exchange, body)
+    await run(service, exchange, entries, route, lambda _: ChatAnswer(plan, served), bool(body.stream))
+
+
+def thinking_of(body: ChatBody) -> bool:
+    """Whether the model is asked to reason first; off unless the client asks."""
+    options = body.chat_template_kwargs or {}
+    value = options.get("thinking", options.get("enable_thinking"))
+    if value is None:
+        return False
+    if not isinstance(value, bool):
+        raise bad("chat_template_kwargs.thinking", f"must be true or false, not {value!r}")
+    return value
+
+
+def rendered(
+    body: ChatBody, served: Served, tools: list[dict[str, Any]] | None, thinking: bool
+) -> list[Segment]:
+    """The prompt's segments. Whatever goes wrong in rendering is the client's fault."""
+    effort = body.reasoning_effort
+    if effort is not None and effort not in served.encoding.strings.efforts and effort in EFFORTS:
+        effort = EFFORTS[effort]
+    try:
+        return served.encoding.segments(
+            body.messages, thinking=thinking, reasoning_effort=effort, tools=tools
+        )
+    except EngineError:
+        raise
+    except Exception as error:
+        raise BadRequest(f"messages: can't be rendered: {error}", param="messages") from error
+
+
+def limit_of(body: ChatBody) -> tuple[str, int | None]:
+    """(field, value) of the output limit; the newer name wins."""
+    if body.max_completion_tokens is not None:
+        return "max_completion_tokens", body.max_completion_tokens
+    return "max_tokens", body.max_tokens
+
+
+def logprobs_of(body: ChatBody, served: Served) -> int:
+    """-1 for none, else the number of best tokens beside the chosen one."""
+    if body.top_logprobs is not None and not body.logprobs:
+        raise bad("top_logprobs", "needs logprobs to be true")
+    if not body.logprobs:
+        return -1
+    return integer("top_logprobs", body.top_logprobs, 0, 0, served.bounds.max_top_logprobs)
