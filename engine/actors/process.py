@@ -61,8 +61,8 @@ class Process:
 
     async def keep(
         self, name: str, make: Callable[[], Core], submit: Callable[[Any], None] | None = None
-    ) -> None:
-        """Runs an actor until it stops. Raises ActorFailed.
+    ) -> str:
+        """Runs an actor until it stops; returns its reason. Raises ActorFailed.
 
         make    gives a fresh core
         submit  takes the core's jobs
@@ -73,7 +73,7 @@ class Process:
         def shell() -> Shell:
             return Shell(make(), mailbox, self.refs, self.timers, self.asks, may_send, submit)
 
-        await self.supervisor.keep(Child(name, mailbox, shell))
+        return await self.supervisor.keep(Child(name, mailbox, shell))
 
     def tick(self, name: str, every_s: float, wall_s: Callable[[], float]) -> None:
         """From now on tells the actor the time, every `every_s` seconds; not while its mailbox is full."""

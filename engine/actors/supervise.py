@@ -79,8 +79,8 @@ class Supervisor:
         self._report = report
         self._listen = listen
 
-    async def keep(self, child: Child) -> None:
-        """Runs one child until it stops of itself.
+    async def keep(self, child: Child) -> str:
+        """Runs one child until it stops of itself; returns its reason.
 
         raises  ActorFailed, with the child's error as its cause, where it may not be started again
         """
@@ -88,7 +88,7 @@ class Supervisor:
         while True:
             shell = child.start()
             try:
-                await shell.run()
+                reason = await shell.run()
             except Exception as error:
                 now_s = anyio.current_time()
                 again = child.restart == "once" and (
@@ -101,7 +101,7 @@ class Supervisor:
                 restarted_at_s = now_s
             else:
                 child.mailbox.close()
-                return
+                return reason
 
     def _note(self, shell: Shell, error: Exception, final: bool) -> None:
         failure = Failure(

@@ -1,0 +1,97 @@
+"""How many slots and pages a rank has: from the settings, or from the memory that is free."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+from engine.config import Settings
+from engine.errors import ConfigError
+from engine.memory.pages import pages_for
+from engine.model.config import ModelConfig, pools
+
+
+@dataclass(frozen=True, slots=True)
+class CacheSizes:
+    """Slots and pages with their sinks; `bytes` of all pools together."""
+
+    slots: int
+    full_pages: int
+    window_pages: int
+    context_length: int
+    bytes: int
+
+
+def cache_sizes(config: ModelConfig, settings: Settings, value_bytes: int, free_bytes: int) -> CacheSizes:
+    """Sizes that fit into the settings' share of `free_bytes`, weights being loaded already.
+
+    Without --max-total-tokens the cache grows to what the running requests can use at most, or to the share.
+    The window pages follow --swa-full-tokens-ratio, but are at least what every running request needs to
+    decode and one of them to prefill, and at most what they can hold.
+
+    value_bytes  of a cached value that isn't kept in float32
+    raises       ConfigError with the figures where even the least doesn't fit
+    """
+    context = settings.context_length or config.max_position_embeddings
+    running = settings.max_running_requests
+    unit = {space: bytes_of(config, space, value_bytes) for space in ("slot", "full", "window")}
+    chunk_pages = pages_for(config.sliding_window + settings.chunked_prefill_size) + 1
+    decode_pages = pages_for(config.sliding_window) + 1
+    window_least = running * decode_pages + chunk_pages
+    window_most = running * max(decode_pages, min(chunk_pages, pages_for(context)))
+    budget = int(free_bytes * settings.mem_fraction_static) - (running + 1) * unit["slot"]
+
+    def window_for(full: int) -> int:
+        return min(
+            max(math.ceil(full * settings.swa_full_tokens_ratio), window_least),
+            max(window_most, window_least),
+        )
+
+    def bytes_for(full: int) -> int:
+        return (full + 1) * unit["full"] + (window_for(full) + 1) * unit["window"]
+
+    if settings.max_total_tokens:
+        full = pages_for(settings.max_total_tokens)
+    else:
+        full = running * pages_for(context)
+        while full > 1 and bytes_for(full) > budget:
+            full = max(1, full * 7 // 8)
+    if bytes_for(full) > budget:
+        raise ConfigError(
+            f"{full} full and {window_for(full)} window pages need {bytes_for(full) >> 20} MiB, but "
+            f"{max(budget, 0) >> 20} MiB are its share of {free_bytes >> 20} MiB; lower "
+            "--max-running-requests, --max-total-tokens or --chunked-prefill-size, or raise "
+            "--mem-fraction-static"
+        )
+    total = bytes_for(full) + (running + 1) * unit["slot"]
+    return CacheSizes(running + 1, full + 1, window_for(full) + 1, context, total)
+
+
+def bytes_of(config: ModelConfig, space: str, value_bytes: int) -> int:
+    """Bytes of one slot, full page or window page over all layers."""
+    return sum(
+        spec.page_rows * spec.row_width * len(spec.layers) * (4 if spec.fp32 else value_bytes)
+        for spec in pools(config)
+        if spec.space == space
+    )
+
+
+def free_host_bytes() -> int:
+    """Memory that the host can give without swapping, within this process's control group."""
+    free = _meminfo()
+    group = Path("/sys/fs/cgroup")
+    try:
+        limit, used = (int((group / name).read_text()) for name in ("memory.max", "memory.current"))
+    except (OSError, ValueError):
+        # No control group, or "max": the host's figure stands.
+        return free
+    return min(free, max(limit - used, 0))
+
+
+def _meminfo() -> int:
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        name, _, rest = line.partition(":")
+        if name == "MemAvailable":
+            return int(rest.split()[0]) * 1024
+    raise ConfigError("/proc/meminfo doesn't say MemAvailable; give --max-total-tokens")

@@ -1,0 +1,141 @@
+"""One rank's process: core on the loop thread, model on the device thread, one link to the api process.
+
+It ends when its core has stopped, when anything of it fails, and when the api process is gone.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from typing import Protocol
+
+import anyio
+import msgspec
+from anyio.abc import SocketStream
+
+from engine.actors.core import Core
+from engine.actors.device import DeviceThread, StepRunner
+from engine.actors.links import Link
+from engine.actors.process import Process, report_to_stderr
+from engine.actors.wiring import wiring
+from engine.children import die_with_parent, leave_signals_to_parent
+from engine.config import Settings
+from engine.errors import ActorFailed, DeviceFailed
+from engine.messages import RankUp
+
+GREET_S = 30.0
+JOIN_S = 5.0
+FLUSH_S = 5.0
+CLEAN, FAILED, ORPHANED = 0, 1, 3
+"""Exit codes: the core stopped; something failed and was reported; the api process is gone."""
+
+
+class Told(msgspec.Struct):
+    """What a rank's process reads from its standard input."""
+
+    rank: int
+    settings: Settings
+
+
+class Parts(Protocol):
+    """What a rank is made of; tests put a runner without a model in its place."""
+
+    def load(self, settings: Settings, say: Callable[[str], None]) -> StepRunner:
+        """On the device thread: whatever takes long. `say` prints progress."""
+
+    def core(self, settings: Settings, rank: int, runner: StepRunner) -> Core:
+        """On the loop thread: a fresh core, from what the runner says of itself."""
+
+
+def run_process(descriptor: int, parts: Parts) -> None:
+    """Runs the rank that standard input describes; `descriptor` is its end of the link. Ends the process.
+
+    Whatever threads remain then: a device that hangs must not keep the process.
+    """
+    leave_signals_to_parent()
+    die_with_parent()
+    told = msgspec.json.decode(sys.stdin.buffer.read(), type=Told)
+    sock = socket.socket(fileno=descriptor)
+    code = anyio.run(_main, told, sock, parts, backend="asyncio", backend_options={"use_uvloop": True})
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+async def _main(told: Told, sock: socket.socket, parts: Parts) -> int:
+    name = f"rank{told.rank}"
+    code = CLEAN
+    try:
+        async with anyio.create_task_group() as tasks:
+            process = Process("rank", wiring(), tasks, report_to_stderr)
+            link = process.link(name, "api", await SocketStream.from_socket(sock))
+            await link.greet(GREET_S)
+
+            async def until_the_api_is_gone() -> None:
+                nonlocal code
+                await process.run_link(link)
+                code = ORPHANED
+                tasks.cancel_scope.cancel()
+
+            process.mailbox(name)
+            tasks.start_soon(until_the_api_is_gone)
+            await run_rank(told, process, link, parts)
+            tasks.cancel_scope.cancel()
+    except* Exception as group:
+        report(name, group)
+        code = FAILED
+    return code
+
+
+async def run_rank(told: Told, process: Process, link: Link, parts: Parts) -> None:
+    """Loads the rank, says that it is up, runs it until its core stops, and hands over its last words.
+
+    raises  an exception group: DeviceFailed, ActorFailed, with their causes
+    """
+    name = f"rank{told.rank}"
+    settings = told.settings
+    mailbox = process.mailbox(name)
+    async with anyio.create_task_group() as tasks:
+        device = DeviceThread(lambda: parts.load(settings, sayer(name)), mailbox.tell_first)
+        tasks.start_soon(device.run, JOIN_S)
+        runner = await device.runner()
+        # What start-up made lives as long as the process; no collection needs to walk it again.
+        gc.collect()
+        gc.freeze()
+        link.ref("ingress").tell(RankUp(told.rank))
+        process.tick(name, settings.snapshot_s, time.time)
+        core = parts.core(settings, told.rank, runner)
+        reason = await process.keep(name, lambda: core, device.submit)
+        if core.state != "stopped":
+            raise DeviceFailed(f"{name} ended in state {core.state}: {reason}")
+        with anyio.move_on_after(FLUSH_S):
+            await link.flush()
+        tasks.cancel_scope.cancel()
+
+
+def sayer(name: str) -> Callable[[str], None]:
+    """Prints a line of progress with the process's name before it."""
+    return lambda text: print(f"{name}: {text}", file=sys.stderr, flush=True)
+
+
+def report(name: str, group: BaseExceptionGroup[BaseException]) -> None:
+    """The first cause of a process's end; an actor's failure was reported by its supervisor."""
+    for error in leaves(group):
+        cause = error.__cause__ if isinstance(error, DeviceFailed) and error.__cause__ else error
+        if isinstance(error, ActorFailed):
+            report_to_stderr(f"{name}: {error}")
+        else:
+            report_to_stderr(f"{name} failed:\n" + "".join(traceback.format_exception(cause)).rstrip())
+
+
+def leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
+    """The errors of a group, its groups opened."""
+    found: list[BaseException] = []
+    for error in group.exceptions:
+        found += leaves(error) if isinstance(error, BaseExceptionGroup) else [error]
+    return found

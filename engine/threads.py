@@ -1,0 +1,54 @@
+"""How many compute threads a rank's device thread uses on the CPU: measured, since more can be slower.
+
+On machines whose processors are shared, threads that spin at each barrier cost more than they compute. The
+environment must say how they wait before torch is imported, hence in the parent of a rank's process.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+
+ROUNDS = 5
+
+
+def environment(threads: int) -> dict[str, str]:
+    """What a rank's process must find in its environment; `threads` 0: as many as allowed."""
+    return {"OMP_WAIT_POLICY": "PASSIVE", "OMP_NUM_THREADS": str(threads or allowed()), "KMP_BLOCKTIME": "0"}
+
+
+def allowed() -> int:
+    """Processors that this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def choose_threads(
+    wanted: int, use: Callable[[int], None], work: Callable[[], object], say: Callable[[str], None]
+) -> int:
+    """`wanted`, or where that is 0 the faster of one thread and all; in use when this returns.
+
+    use   sets the number for the calling thread
+    work  the load that is measured, of some milliseconds
+    """
+    if wanted:
+        use(wanted)
+        return wanted
+    taken_s = {count: _fastest_s(count, use, work) for count in sorted({1, allowed()})}
+    best = min(taken_s, key=lambda count: taken_s[count])
+    use(best)
+    figures = ", ".join(f"{count}: {seconds * 1e3:.1f} ms" for count, seconds in taken_s.items())
+    say(f"compute threads: {best} (measured {figures})")
+    return best
+
+
+def _fastest_s(count: int, use: Callable[[int], None], work: Callable[[], object]) -> float:
+    use(count)
+    work()
+    taken_s = []
+    for _ in range(ROUNDS):
+        begin = time.perf_counter()
+        work()
+        taken_s.append(time.perf_counter() - begin)
+    # The slowest but one: on a shared machine a good minimum hides the stalls of spinning threads.
+    return sorted(taken_s)[-2]
