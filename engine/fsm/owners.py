@@ -37,7 +37,7 @@ def module_at(path: str, where: str) -> ModuleType:
     if path.startswith("engine/"):
         try:
             return importlib.import_module(dotted)
-        except ModuleNotFoundError as error:
+        except ImportError as error:
             raise SpecError(f"{where}: can't import {path}: {error}") from error
     # Search worlds and examples lie outside the package, where no import path leads.
     file = ROOT / path

@@ -14,7 +14,7 @@ from engine.fsm.spec import Invariant, Row, Spec, State, Timeout
 
 TOP_KEYS = ("name", "owner", "speed", "say", "initial", "final", "states", "events", "on", "never")
 OPTIONAL_KEYS = ("invariant", "max_deferred")
-ROW_KEYS = ("in", "event", "if", "do", "to", "defer", "ignore", "why", "else")
+ROW_KEYS = ("if", "do", "to", "defer", "ignore", "why", "else")
 
 
 def read(path: Path) -> Spec:
