@@ -169,6 +169,34 @@ class CpuOps(TorchOps):
         self.kernels.index_scores(*addresses, *self._keys(keys), blocks, width, heads, wide)
         return out
 
+    def pool_windows(self, latents: Tensor, scores: Tensor) -> Tensor:
+        windows, items, width = latents.shape
+        latents, scores = latents.contiguous(), scores.contiguous()
+        out = torch.empty(windows, width)
+        addresses = [t.data_ptr() for t in (out, latents, scores)]
+        self.kernels.pool_windows(*addresses, windows, items, width, width)
+        return out
+
+    def fold(self, state: Tensor, rows: Tensor, valid: Tensor) -> Tensor:
+        windows, items, width = rows.shape
+        out, rows, valid = state.clone(), rows.contiguous(), valid.contiguous()
+        addresses = [t.data_ptr() for t in (out, rows, valid)]
+        self.kernels.fold(*addresses, windows, items, width // 2)
+        return out
+
+    def route(
+        self, x: Tensor, token_ids: Tensor, moe: MoeWeights, count: int, scaling: float
+    ) -> tuple[Tensor, Tensor]:
+        logits = self.linear(x, moe.gate)
+        rows, experts = logits.shape
+        chosen = None if moe.table is None else moe.table.index_select(0, token_ids)
+        ids, weights = torch.empty(rows, count, dtype=torch.int64), torch.empty(rows, count)
+        bias = 0 if moe.bias is None else moe.bias.data_ptr()
+        table = 0 if chosen is None else chosen.data_ptr()
+        addresses = [t.data_ptr() for t in (ids, weights, logits)]
+        self.kernels.route(*addresses, bias, table, rows, experts, count, scaling)
+        return ids, weights
+
     def swiglu(self, gate_up: Tensor, limit: float) -> Tensor:
         rows, inner = gate_up.shape[0], gate_up.shape[1] // 2
         gate_up, out = gate_up.contiguous(), torch.empty(rows, inner)

@@ -4,6 +4,7 @@
 #include <Python.h>
 
 #include "attend.h"
+#include "compress.h"
 #include "gemm.h"
 #include "moe.h"
 #include "norm.h"
@@ -195,10 +196,42 @@ FACE(moe) {
     Py_RETURN_NONE;
 }
 
+FACE(route) {
+    BEGIN(r);
+    int64_t *ids = address(&r);
+    float *weights = address(&r);
+    const float *logits = address(&r), *bias = address(&r);
+    const int64_t *chosen = address(&r);
+    int64_t rows = whole(&r), n = whole(&r), choices = whole(&r);
+    float scaling = real(&r);
+    CALL(r, route(ids, weights, logits, bias, chosen, rows, n, choices, scaling));
+    Py_RETURN_NONE;
+}
+
+FACE(pool_windows) {
+    BEGIN(r);
+    float *out = address(&r);
+    const float *latents = address(&r), *scores = address(&r);
+    int64_t windows = whole(&r), items = whole(&r), stride = whole(&r), width = whole(&r);
+    CALL(r, pool_windows(out, latents, scores, windows, items, stride, width));
+    Py_RETURN_NONE;
+}
+
+FACE(fold) {
+    BEGIN(r);
+    float *state = address(&r);
+    const float *rows = address(&r);
+    const uint8_t *valid = address(&r);
+    int64_t windows = whole(&r), items = whole(&r), width = whole(&r);
+    CALL(r, fold(state, rows, valid, windows, items, width));
+    Py_RETURN_NONE;
+}
+
 static PyMethodDef methods[] = {
 #define METHOD(name) {#name, (PyCFunction)(void (*)(void))py_##name, METH_FASTCALL, NULL}
     METHOD(pack),   METHOD(gemm),         METHOD(rms_norm), METHOD(rotate), METHOD(mhc_pre),       METHOD(mhc_post),
-    METHOD(attend), METHOD(index_scores), METHOD(swiglu),   METHOD(moe),    {NULL, NULL, 0, NULL},
+    METHOD(attend), METHOD(index_scores), METHOD(swiglu),   METHOD(moe),    METHOD(route),
+    METHOD(pool_windows), METHOD(fold), {NULL, NULL, 0, NULL},
 };
 
 static struct PyModuleDef definition = {

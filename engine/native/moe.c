@@ -1,5 +1,6 @@
 #include "moe.h"
 
+#include <math.h>
 #include <stdlib.h>
 
 #define ROWS 96 /* tokens of one pass over an expert: their rows stay in the second-level cache */
@@ -80,4 +81,28 @@ int moe(float *out, const float *x, const int64_t *ids, const float *weights, in
     free(s.order);
     free(s.first);
     return failed ? -1 : 0;
+}
+
+INLINE float router_score(float x) { return sqrtf(x > 20.0f ? x : log1pf(expf(x))); }
+
+void route(int64_t *ids, float *weights, const float *logits, const float *bias, const int64_t *chosen, int64_t rows,
+           int64_t count, int64_t choices, float scaling) {
+    for (int64_t r = 0; r < rows; r++) {
+        int64_t *own = ids + r * choices;
+        float *w = weights + r * choices, total = 0.0f;
+        for (int64_t c = 0; c < choices; c++) {
+            float best = -INFINITY;
+            own[c] = chosen ? chosen[r * choices + c] : -1;
+            for (int64_t e = 0; e < count && !chosen; e++) {
+                float value = router_score(logits[r * count + e]) + bias[e];
+                int taken = 0;
+                for (int64_t d = 0; d < c; d++) taken |= own[d] == e;
+                if (taken || (own[c] >= 0 && !(value > best))) continue;
+                best = value;
+                own[c] = e;
+            }
+            total += w[c] = router_score(logits[r * count + own[c]]);
+        }
+        for (int64_t c = 0; c < choices; c++) w[c] *= scaling / total;
+    }
 }

@@ -20,4 +20,9 @@ int moe(float *out, const float *x, const int64_t *ids, const float *weights, in
 /* out[r] = silu(min(gate, limit)) * clamp(up) of in[r] = (gate, up), rows of 2 inner; out rows of inner. */
 void swiglu(float *out, const float *in, int64_t rows, int64_t inner, float limit);
 
+/* Experts of each row: scores sqrt(softplus(logits)); without `chosen` the `choices` best of score + bias, equal
+ * ones by lower number; with it (int64 [rows, choices]) those. Weights are the scores, scaled to sum to `scaling`. */
+void route(int64_t *ids, float *weights, const float *logits, const float *bias, const int64_t *chosen, int64_t rows,
+           int64_t count, int64_t choices, float scaling);
+
 #endif

@@ -160,3 +160,42 @@ def test_a_row_of_a_linear_keeps_its_bits_whatever_the_rows_beside_it(ops: CpuOp
     alone = torch.cat([ops.linear(row[None], w) for row in x])
     for rows in (2, 7, 12, 25, 40):
         assert torch.equal(ops.linear(x[:rows], w), alone[:rows])
+
+
+@pytest.mark.parametrize("rows", ROWS)
+def test_windows_pool_by_a_softmax_a_channel(ops: CpuOps, rows: int) -> None:
+    latents, scores = torch.randn(rows, 8, 48), torch.randn(rows, 8, 48) * 4
+    scores[0, :4] = -torch.inf
+    close(ops.pool_windows(latents, scores), TorchOps().pool_windows(latents, scores))
+
+
+@pytest.mark.parametrize("rows", ROWS)
+def test_the_online_form_is_the_softmax_and_its_steps_may_be_split(ops: CpuOps, rows: int) -> None:
+    state = torch.zeros(rows, 3, 32)
+    state[:, 0] = -1e30
+    raw, valid = torch.randn(rows, 20, 64) * 3, torch.rand(rows, 20) < 0.8
+    whole = ops.fold(state, raw, valid)
+    close(whole, TorchOps().fold(state, raw, valid))
+    split = ops.fold(ops.fold(state, raw[:, :7], valid[:, :7]), raw[:, 7:], valid[:, 7:])
+    assert torch.equal(split, whole)
+
+
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("hashed", [False, True])
+def test_rows_are_routed_as_the_reference_routes_them(ops: CpuOps, rows: int, hashed: bool) -> None:
+    table = torch.stack([torch.randperm(8)[:2] for _ in range(50)])
+    empty = torch.empty(0)
+    moe = MoeWeights(
+        torch.randn(8, 32),
+        None if hashed else torch.randn(8),
+        table if hashed else None,
+        empty,
+        empty,
+        empty,
+        empty,
+    )
+    x, tokens = torch.randn(rows, 32) * 3, torch.randint(0, 50, (rows,))
+    ids, weights = ops.route(x, tokens, moe, 2, 1.5)
+    want_ids, want = TorchOps().route(x, tokens, moe, 2, 1.5)
+    spread = [torch.zeros(rows, 8).scatter_(1, i, w) for i, w in ((ids, weights), (want_ids, want))]
+    close(*spread)
