@@ -107,7 +107,8 @@ async def run_rank(told: Told, process: Process, link: Link, parts: Parts) -> No
         # What start-up made lives as long as the process; no collection needs to walk it again.
         gc.collect()
         gc.freeze()
-        link.ref("ingress").tell(RankUp(told.rank))
+        for listener in ("ingress", "launcher"):
+            await link.ref(listener).offer(RankUp(told.rank))
         process.tick(name, settings.snapshot_s, time.time)
         core = parts.core(settings, told.rank, runner)
         reason = await process.keep(name, lambda: core, device.submit)

@@ -11,7 +11,7 @@ from anyio.abc import TaskGroup
 
 from engine.actors.ask import Asks
 from engine.actors.core import Core
-from engine.actors.links import Link, Ref
+from engine.actors.links import Link, Ref, RemoteRef
 from engine.actors.mailbox import Mailbox
 from engine.actors.shell import Shell
 from engine.actors.supervise import Child, Supervisor
@@ -87,15 +87,24 @@ class Process:
         self.timers.after(every_s, act)
 
     def link(self, name: str, peer: str, stream: ByteStream) -> Link:
-        """A link to a process of kind `peer`; `name` is this process's."""
+        """A link from this process, `name`, to `peer`, whose actors can be sent to from now on.
+
+        peer  "api": every actor of that process; the name of a rank: that rank
+        """
         wiring = self.wiring
+        kind = kind_of(peer)
         codec = Codec(wiring.receivers, wiring.accepts(self.kind))
-        outbox = Mailbox(f"link from {name}", LINK_MESSAGES, "wait" if wiring.waits(peer) else "reject")
-        return Link(name, wiring.digest, stream, codec, outbox)
+        outbox = Mailbox(f"{name} to {peer}", LINK_MESSAGES, "wait" if wiring.waits(kind) else "reject")
+        link = Link(name, wiring.digest, stream, codec, outbox)
+        if kind != peer:
+            self.refs[peer] = link.ref(kind)
+        else:
+            self.refs.update({actor: link.ref(actor) for actor in wiring.held_by(kind)})
+        return link
 
     async def run_link(self, link: Link) -> None:
         """Moves the link's messages until the far end is gone; raises BadMessage for a broken stream."""
-        local = {kind_of(name): ref for name, ref in self.refs.items() if isinstance(ref, Mailbox)}
+        local = {kind_of(name): ref for name, ref in self.refs.items() if not isinstance(ref, RemoteRef)}
         try:
             await link.run(local, self._note_bad)
         finally:

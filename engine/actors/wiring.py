@@ -45,6 +45,10 @@ class Wiring:
         """Whether an actor of this kind of process makes its senders wait."""
         return any(actor.full == "wait" for actor in self.system.actors.values() if actor.process == process)
 
+    def held_by(self, process: str) -> tuple[str, ...]:
+        """The kinds of actors that live in this kind of process."""
+        return tuple(name for name, actor in self.system.actors.items() if actor.process == process)
+
     def accepts(self, process: str) -> dict[str, tuple[type[Message], ...]]:
         """Of each kind of actor in `process`: the message types that come to it from other processes."""
         actors = self.system.actors

@@ -1,0 +1,43 @@
+"""What a real rank is made of: the model's loader and the scheduler's core."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from engine.actors.core import Core
+from engine.actors.device import StepRunner
+from engine.actors.rank import Rank, RankSetup
+from engine.config import Settings
+from engine.errors import ConfigError
+
+
+class ModelParts:
+    """Parts of `engine.rank_process` for a rank that runs a model."""
+
+    def load(self, settings: Settings, say: Callable[[str], None]) -> StepRunner:
+        """Weights, cache, warm-up. Imports torch, a second for which the link's greeting must not wait."""
+        from engine.loading import load_rank
+
+        return load_rank(settings, say)
+
+    def core(self, settings: Settings, rank: int, runner: StepRunner) -> Core:
+        """The scheduler for what was loaded."""
+        from engine.loading import Loaded
+
+        if not isinstance(runner, Loaded):
+            raise ConfigError(f"a rank can't be set up from a {type(runner).__name__}")
+        sizes = runner.sizes
+        setup = RankSetup(
+            rank=rank,
+            ranks=settings.dp_size,
+            slots=sizes.slots - 1,
+            queued=settings.max_queued_requests,
+            chunk_tokens=settings.chunked_prefill_size,
+            context_tokens=sizes.context_length,
+            window_tokens=runner.config.sliding_window,
+            full_pages=sizes.full_pages,
+            window_pages=sizes.window_pages,
+            eos_ids=runner.eos_ids,
+            watchdog_ms=int(settings.watchdog_s * 1000),
+        )
+        return Rank(setup)
