@@ -28,7 +28,7 @@ _ARRAYS = frozenset(("foods", "tags", "people", "numbers"))
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One field. `key` is its name in the schema, `label` what a text calls it, `shown` the value in a text."""
+    """One field. `key` is its name in the schema, `label` what a text calls it, `shown` its value there."""
 
     key: str
     name: str
@@ -39,7 +39,7 @@ class Field:
 
 
 def draw_specs(draw: Draw, count: int) -> tuple[str, list[Spec]]:
-    """A topic ("" for none) and the names and kinds of `count` fields or fewer, of a set that the split may use."""
+    """A topic ("" for none), and at most `count` names and kinds that the split may use together."""
     while True:
         topic = draw.of(TOPIC_NAMES) if draw.chance(0.62) else ""
         specs = draw.some(TOPICS[topic], count) if topic else _compound_specs(draw, count)
@@ -50,7 +50,7 @@ def draw_specs(draw: Draw, count: int) -> tuple[str, list[Spec]]:
 
 
 def draw_sentence(draw: Draw, count: int) -> tuple[str, list[Spec], list[Spec]]:
-    """A sentence of a topic, the fields that it states, and those of them (at most `count`) that are asked for."""
+    """A sentence of a topic, the fields that it states, and those of them that are asked for."""
     while True:
         topic = draw.of(TOPIC_NAMES)
         if topic not in SENTENCES:
@@ -116,15 +116,15 @@ def _compound_spec(draw: Draw, noun: str) -> Spec:
 
 
 _KIND_OF = {
-    **{
-        "date": "date",
-        "time": "clock",
-        "tags": "tags",
-        "items": "foods",
-        "numbers": "numbers",
-        "version": "version",
-    },
-    **{"file": "file", "email": "email", "colour": "colour"},
+    "date": "date",
+    "time": "clock",
+    "tags": "tags",
+    "items": "foods",
+    "numbers": "numbers",
+    "version": "version",
+    "file": "file",
+    "email": "email",
+    "colour": "colour",
 }
 
 

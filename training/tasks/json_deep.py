@@ -1,4 +1,4 @@
-"""Longer JSON from a schema: up to eight fields, nested objects, lists of objects, references, alternatives."""
+"""Longer JSON from a schema: more fields, nested objects, lists of objects, references, alternatives."""
 
 import json
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Short JSON from a schema: one to four fields, a text that states them, minified JSON in the schema's key order.
+"""Short JSON from a schema: one to four fields, a text that states them, minified JSON in schema order.
 
 This is what the shipped model is judged on, so most prompts stay under 110 tokens.
 """

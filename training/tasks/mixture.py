@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping
 from typing import Literal
 
-from training.tasks import json_deep, json_short
+from training.tasks import arithmetic, json_deep, json_short, sequences, toolcalls
 from training.tasks.corpus import Corpus
 from training.tasks.draw import Draw
 from training.tasks.example import Example
@@ -14,10 +14,19 @@ Generator = Callable[[Draw, str, Corpus], Example]
 KINDS: dict[str, Generator] = {
     "json": lambda draw, kind, corpus: json_short.generate(draw, kind),
     "json_deep": lambda draw, kind, corpus: json_deep.generate(draw, kind),
+    "arithmetic": lambda draw, kind, corpus: arithmetic.generate(draw, kind),
+    "sequences": sequences.generate,
+    "tools": lambda draw, kind, corpus: toolcalls.generate(draw, kind),
 }
 
 # Shares of examples, not of tokens. Short JSON is what the shipped model is judged on.
-WEIGHTS: dict[str, float] = {"json": 0.4, "json_deep": 0.08}
+WEIGHTS: dict[str, float] = {
+    "json": 0.4,
+    "json_deep": 0.08,
+    "arithmetic": 0.1,
+    "sequences": 0.1,
+    "tools": 0.12,
+}
 
 
 def generate(kind: str, seed: int, split: Split = "train", corpus: Corpus | None = None) -> Example:
@@ -36,7 +45,7 @@ def stream(
     weights: Mapping[str, float] = WEIGHTS,
     split: Split = "train",
 ) -> Iterator[Example]:
-    """Examples without end, mixed by `weights`. Streams of different seeds share no example seed below 2**32."""
+    """Examples without end, mixed by `weights`. Streams of different seeds share no example."""
     mix = Draw("mixture", seed, heldout=split == "heldout")
     number = seed << 32
     while True:

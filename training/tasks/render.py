@@ -9,7 +9,7 @@ from training.tasks.example import Example
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    """Token ids of prompt and answer. `mask[i]` is 1 where the model has to predict `ids[i]`: answer and EOS."""
+    """Token ids of prompt and answer. `mask[i]` is 1 where `ids[i]` is to be predicted: answer and EOS."""
 
     ids: list[int]
     mask: list[int]

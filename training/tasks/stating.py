@@ -122,8 +122,15 @@ _CALLS: dict[str, Form] = {
     "values first": _values_first,
 }
 FORMS = {
-    **{"lines": 4.0, "inline": 3.0, "equals": 1.5, "sentences": 3.0, "one sentence": 3.0, "with": 1.5},
-    **{"table": 1.0, "mail": 1.0, "values first": 0.7},
+    "lines": 4.0,
+    "inline": 3.0,
+    "equals": 1.5,
+    "sentences": 3.0,
+    "one sentence": 3.0,
+    "with": 1.5,
+    "table": 1.0,
+    "mail": 1.0,
+    "values first": 0.7,
 }
 # Lists hold commas and "and"; these forms keep their fields apart by other means.
 _CLEAR = {"lines": 4.0, "sentences": 3.0}

@@ -8,7 +8,7 @@ from training.tasks.draw import Pool
 
 _TOPICS = """
 person name:person age:16-90 city:city job:job email:email country:country height_cm:150-205 married:flag
-employee employee:person department:sales|support|research|finance salary:1800-9900 start_date:date remote:flag
+employee employee:person department:sales|support|research salary:1800-9900 start_date:date remote:flag
 order order_id:code customer:person item:product quantity:1-60 price:0.5-400.9 shipped:flag
 product product:product price:0.5-900.9 color:colour stock:0-500 weight_kg:0.1-40.9 sku:code
 flight flight:code origin:city destination:city seats:40-380 departure:clock delayed:flag
@@ -18,7 +18,7 @@ booking name:person date:date time:clock people:1-12 table:1-40
 weather city:city temperature:-20-40 humidity:5-100 wind_kmh:0-120 sky:clear|cloudy|rain|snow
 meeting title:thing date:date start:clock organizer:person attendees:people room:name
 event event:name date:date place:city tickets:10-9000 price:5.0-180.9 free:flag
-book title:thing author:person year:1900-2039 pages:40-1200 publisher:name language:English|French|German|Spanish
+book title:thing author:person year:1900-2039 pages:40-1200 publisher:name language:English|French|German
 song song:thing artist:person seconds:60-600 year:1950-2039 genre:pop|rock|jazz|folk
 movie movie:thing director:person year:1920-2039 rating:1.0-9.9 minutes:70-220
 recipe dish:name servings:1-12 minutes:5-240 ingredients:foods vegan:flag difficulty:easy|medium|hard

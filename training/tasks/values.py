@@ -41,7 +41,7 @@ SMALL_NUMBERS = (
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A drawn value. `shown` is how the input states it; `flag` marks yes/no values that a sentence can state."""
+    """A drawn value. `shown` is how the input states it; `flag` marks yes/no values."""
 
     schema: dict[str, Any]
     value: Any
