@@ -79,12 +79,11 @@ class Core:
     RESERVED: ClassVar[bool] = True
 
     def __init__(self) -> None:
-        table = table_of(spec_named(self.SPEC))
-        if not issubclass(type(self), table.spec.core):
-            raise SpecError(
-                f"specs/{self.SPEC}.toml is owned by {table.spec.owner}, not by {type(self).__name__}"
-            )
-        build = LibraryMachine if table.spec.speed == "cold" else Machine
+        spec = spec_named(self.SPEC)
+        if not issubclass(type(self), spec.core):
+            raise SpecError(f"{self.SPEC}.toml is owned by {spec.owner}, not by {type(self).__name__}")
+        table = table_of(spec, type(self))
+        build = LibraryMachine if spec.speed == "cold" else Machine
         self._machine = build(table, self)
         self._fire = self._machine.fire
         self._by_type = table.by_type
@@ -191,12 +190,13 @@ class Core:
                 setattr(self, name, thaw(frozen))
 
 
-_tables: dict[int, Table] = {}
+_tables: dict[tuple[int, type], Table] = {}
 
 
-def table_of(spec: Spec) -> Table:
-    """The compiled table of this very spec object, compiled once."""
-    table = _tables.get(id(spec))
+def table_of(spec: Spec, owner: type | None = None) -> Table:
+    """The table of this very spec object for this class (the spec's own by default), compiled once."""
+    key = (id(spec), spec.core if owner is None else owner)
+    table = _tables.get(key)
     if table is None or table.spec is not spec:
-        table = _tables[id(spec)] = Table(spec)
+        table = _tables[key] = Table(spec, key[1])
     return table

@@ -23,22 +23,24 @@ CompiledRow = tuple[Guard | None, tuple[Action, ...], int, tuple[str, str, int]]
 
 
 class Table:
-    """A spec in integers. One a class and process; machines share it.
+    """A spec in integers, for one class of owners; machines share it.
 
+    owner           the class that has the guards and actions: the spec's, or a subclass of it
     states, events  names by index
     answers         answers[state][event]: rows in order, empty where the event is unexpected
     by_type         event index by message struct
     """
 
-    __slots__ = ("answers", "by_type", "event_index", "events", "spec", "state_index", "states")
+    __slots__ = ("answers", "by_type", "event_index", "events", "owner", "spec", "state_index", "states")
 
-    def __init__(self, spec: Spec) -> None:
+    def __init__(self, spec: Spec, owner: type[Any] | None = None) -> None:
         self.spec = spec
+        self.owner = spec.core if owner is None else owner
         self.states = tuple(spec.states)
         self.events = tuple(spec.events)
         self.state_index = {state: i for i, state in enumerate(self.states)}
         self.event_index = {event: i for i, event in enumerate(self.events)}
-        messages = getattr(spec.core, "MESSAGES", None)
+        messages = getattr(self.owner, "MESSAGES", None)
         structs = {event: getattr(messages, event, None) for event in self.events}
         self.by_type = {s: self.event_index[event] for event, s in structs.items() if isinstance(s, type)}
         self.answers = tuple(
@@ -49,9 +51,8 @@ class Table:
         return tuple(self._row(row, state) for row in self.spec.group(state, event))
 
     def _row(self, row: Row, state: str) -> CompiledRow:
-        core = self.spec.core
-        guard = getattr(core, row.guard) if row.guard else None
-        actions = tuple(getattr(core, name) for name in row.actions)
+        guard = getattr(self.owner, row.guard) if row.guard else None
+        actions = tuple(getattr(self.owner, name) for name in row.actions)
         to = DEFER if row.defer else STAY if row.to is None else self.state_index[row.to]
         return guard, actions, to, (state, row.event, row.number)
 

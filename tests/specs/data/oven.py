@@ -75,6 +75,9 @@ class Oven(Core):
     def handed_out_in_order(self) -> bool:
         return self.done == sorted(set(self.done))
 
+    def queue_is_full_before_trays_wait(self) -> bool:
+        return len(self.queue) == self.room or not any(isinstance(msg, Tray) for msg in self.waiting)
+
 
 def one_oven_a_tray(world: Any) -> bool:
     """O2."""
