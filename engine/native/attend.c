@@ -6,14 +6,14 @@
 
 /* What one or two neighbouring queries see, and the room for their scores. */
 typedef struct {
-    const float **rows; /* [n] keys that at least one query sees, in order, then copies of the last */
-    float *bias[2];     /* [n] for each query */
-    float *scores;      /* [n, lines] */
+    const float** rows; /* [n] keys that at least one query sees, in order, then copies of the last */
+    float* bias[2];     /* [n] for each query */
+    float* scores;      /* [n, lines] */
     int64_t n;
 } view;
 
 /* In place: scores become probabilities; a line's total is one chain over ascending keys. */
-INLINE void softmax(view *v, const float *sink, float scale, int64_t heads, const int lines) {
+INLINE void softmax(view* v, const float* sink, float scale, int64_t heads, const int lines) {
     float top[LINES], total[LINES], *s = v->scores;
     for (int l = 0; l < lines; l++) top[l] = sink[l % heads];
     for (int64_t i = 0; i < v->n; i++)
@@ -37,7 +37,7 @@ INLINE void softmax(view *v, const float *sink, float scale, int64_t heads, cons
 }
 
 /* out[l] = sum_i scores[i, l] * k[i], a strip of two vectors at a time. */
-INLINE void mix(float *const out[], const view *v, int64_t width, const int lines) {
+INLINE void mix(float* const out[], const view* v, int64_t width, const int lines) {
     for (int64_t c = 0; c < width; c += 2 * LANES) {
         vf lo[LINES], hi[LINES];
         UNROLL for (int l = 0; l < lines; l++) lo[l] = hi[l] = (vf){0};
@@ -56,7 +56,7 @@ INLINE void mix(float *const out[], const view *v, int64_t width, const int line
     }
 }
 
-INLINE void lines_of(float *const out[], const float *const q[], view *v, const float *sink, float scale,
+INLINE void lines_of(float* const out[], const float* const q[], view* v, const float* sink, float scale,
                      int64_t heads, int64_t width, const int lines) {
     for (int64_t i = 0; i < v->n; i += LANES / lines) dots(v->scores + i * lines, q, v->rows + i, width, lines);
     softmax(v, sink, scale, heads, lines);
@@ -64,10 +64,10 @@ INLINE void lines_of(float *const out[], const float *const q[], view *v, const 
 }
 
 /* `queries` (1 or 2) queries at rows[] of q and out, all heads. */
-static void attend_view(float *out, const float *q, const int64_t rows[2], int queries, view *v, const float *sink,
+static void attend_view(float* out, const float* q, const int64_t rows[2], int queries, view* v, const float* sink,
                         float scale, int64_t heads, int64_t width) {
-    float *outs[LINES];
-    const float *qs[LINES];
+    float* outs[LINES];
+    const float* qs[LINES];
     for (int64_t first = 0; first < heads;) {
         int batch = heads - first >= LINES ? LINES : heads - first >= 4 ? 4 : 1;
         for (int l = 0; l < batch * queries; l++) {
@@ -86,13 +86,13 @@ static void attend_view(float *out, const float *q, const int64_t rows[2], int q
 }
 
 /* Collects what queries `first` .. `first + queries - 1` of block b see. */
-static void look(view *v, const keys *sources, int64_t count, int64_t b, int64_t of, int64_t first, int queries,
+static void look(view* v, const keys* sources, int64_t count, int64_t b, int64_t of, int64_t first, int queries,
                  int64_t width) {
     v->n = 0;
     for (int64_t s = 0; s < count; s++) {
-        const keys *k = sources + s;
-        const float *bias = k->bias + (b * of + first) * k->count;
-        const int64_t *rows = k->rows + b * k->count;
+        const keys* k = sources + s;
+        const float* bias = k->bias + (b * of + first) * k->count;
+        const int64_t* rows = k->rows + b * k->count;
         for (int64_t i = 0; i < k->count; i++) {
             float mine = bias[i], other = queries == 2 ? bias[k->count + i] : mine;
             if (mine < UNSEEN && other < UNSEEN) continue;
@@ -104,12 +104,12 @@ static void look(view *v, const keys *sources, int64_t count, int64_t b, int64_t
     for (int64_t i = v->n; v->n > 0 && i < v->n + LANES; i++) v->rows[i] = v->rows[v->n - 1];
 }
 
-int attend(float *out, const float *q, const int64_t *places, int64_t blocks, int64_t queries, const keys *sources,
-           int64_t count, const float *sink, float scale, int64_t heads, int64_t width) {
+int attend(float* out, const float* q, const int64_t* places, int64_t blocks, int64_t queries, const keys* sources,
+           int64_t count, const float* sink, float scale, int64_t heads, int64_t width) {
     int64_t most = 2 * LANES;
     for (int64_t s = 0; s < count; s++) most += sources[s].count;
     size_t floats = (size_t)most * sizeof(float);
-    view v = {malloc((size_t)most * sizeof(float *)), {malloc(floats), malloc(floats)}, malloc(floats * LINES), 0};
+    view v = {malloc((size_t)most * sizeof(float*)), {malloc(floats), malloc(floats)}, malloc(floats * LINES), 0};
     int failed = !v.rows || !v.bias[0] || !v.bias[1] || !v.scores;
     for (int64_t b = 0; b < blocks && !failed; b++)
         for (int64_t w = 0; w < queries;) {

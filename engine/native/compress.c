@@ -2,8 +2,8 @@
 
 INLINE vf larger(vf a, vf b) { return select_vf(a > b, a, b); }
 
-void pool_windows(float *out, const float *latents, const float *scores, int64_t windows, int64_t items, int64_t stride,
-                  int64_t width) {
+void pool_windows(float* out, const float* latents, const float* scores, int64_t windows, int64_t items,
+                  int64_t stride, int64_t width) {
     for (int64_t w = 0; w < windows; w++)
         for (int64_t c = 0; c < width; c += LANES) {
             const float *x = latents + w * items * stride + c, *s = scores + w * items * stride + c;
@@ -18,13 +18,13 @@ void pool_windows(float *out, const float *latents, const float *scores, int64_t
         }
 }
 
-void fold(float *state, const float *rows, const uint8_t *valid, int64_t windows, int64_t items, int64_t width) {
+void fold(float* state, const float* rows, const uint8_t* valid, int64_t windows, int64_t items, int64_t width) {
     for (int64_t w = 0; w < windows; w++)
         for (int64_t c = 0; c < width; c += LANES) {
-            float *own = state + w * 3 * width + c;
+            float* own = state + w * 3 * width + c;
             vf top = load(own), total = load(own + width), value = load(own + 2 * width);
             for (int64_t i = 0; i < items; i++) {
-                const float *row = rows + (w * items + i) * 2 * width + c;
+                const float* row = rows + (w * items + i) * 2 * width + c;
                 if (!valid[w * items + i]) continue;
                 vf score = load(row + width), next = larger(top, score);
                 vf kept = exp_vf(top - next), e = exp_vf(score - next);

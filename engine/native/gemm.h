@@ -10,14 +10,14 @@
 #include "vec.h"
 
 typedef struct {
-    const void *panels; /* ceil(n / 32) panels of k rows */
+    const void* panels; /* ceil(n / 32) panels of k rows */
     int64_t n, k;
     int bf16;
 } packed;
 
 /* Fills the packed form of `from` [n, k]; bf16 truncates nothing: the caller has checked that values fit. */
-void pack(void *to, const float *from, int64_t n, int64_t k, int bf16);
+void pack(void* to, const float* from, int64_t n, int64_t k, int bf16);
 
-void gemm(float *y, int64_t y_stride, const float *x, int64_t x_stride, packed w, int64_t rows);
+void gemm(float* y, int64_t y_stride, const float* x, int64_t x_stride, packed w, int64_t rows);
 
 #endif

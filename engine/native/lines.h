@@ -13,7 +13,7 @@ INLINE vf sums(const vf v[LANES]) {
     for (int i = 0; i < LANES; i++) store(turned[i], v[i]);
     vf total = {0};
     for (int i = 0; i < LANES; i++) {
-        float *a = turned[i];
+        float* a = turned[i];
         float even = ((a[0] + a[8]) + (a[4] + a[12])) + ((a[2] + a[10]) + (a[6] + a[14]));
         float odd = ((a[1] + a[9]) + (a[5] + a[13])) + ((a[3] + a[11]) + (a[7] + a[15]));
         out[i] = even + odd;
@@ -23,7 +23,7 @@ INLINE vf sums(const vf v[LANES]) {
 }
 
 /* scores[g, l] = q[l] . k[g] for 16 / lines keys. */
-INLINE void dots(float *scores, const float *const q[], const float *const k[], int64_t width, const int lines) {
+INLINE void dots(float* scores, const float* const q[], const float* const k[], int64_t width, const int lines) {
     const int group = LANES / lines;
     vf acc[LANES];
     UNROLL for (int i = 0; i < LANES; i++) acc[i] = (vf){0};

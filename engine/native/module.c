@@ -1,5 +1,5 @@
-/* The Python face of the CPU kernels. Tensors arrive as addresses and sizes; engine/kernels/cpu.py has checked them.
- * Every call gives up the interpreter lock, so that the event loop runs beside a step. */
+/* The Python face of the CPU kernels. Tensors arrive as addresses and sizes; engine/kernels/cpu.py has checked
+ * them. Every call gives up the interpreter lock, so that the event loop runs beside a step. */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
@@ -18,29 +18,29 @@
 #define QUOTED(a) TEXT(a)
 
 typedef struct {
-    PyObject *const *args;
+    PyObject* const* args;
     Py_ssize_t count, at;
 } reader;
 
-static PyObject *next(reader *r) {
+static PyObject* next(reader* r) {
     if (r->at < r->count) return r->args[r->at++];
     if (!PyErr_Occurred()) PyErr_Format(PyExc_TypeError, "%zd arguments are too few", r->count);
     return NULL;
 }
 
-static int64_t whole(reader *r) {
-    PyObject *o = next(r);
+static int64_t whole(reader* r) {
+    PyObject* o = next(r);
     return o ? PyLong_AsLongLong(o) : 0;
 }
 
-static void *address(reader *r) { return (void *)(intptr_t)whole(r); }
+static void* address(reader* r) { return (void*)(intptr_t)whole(r); }
 
-static float real(reader *r) {
-    PyObject *o = next(r);
+static float real(reader* r) {
+    PyObject* o = next(r);
     return o ? (float)PyFloat_AsDouble(o) : 0.0f;
 }
 
-static keys read_keys(reader *r) {
+static keys read_keys(reader* r) {
     keys k;
     k.pool = address(r);
     k.rows = address(r);
@@ -49,7 +49,7 @@ static keys read_keys(reader *r) {
     return k;
 }
 
-static packed read_packed(reader *r) {
+static packed read_packed(reader* r) {
     packed w;
     w.panels = address(r);
     w.n = whole(r);
@@ -58,28 +58,28 @@ static packed read_packed(reader *r) {
     return w;
 }
 
-static int ready(const reader *r) {
+static int ready(const reader* r) {
     if (r->at != r->count && !PyErr_Occurred())
         PyErr_Format(PyExc_TypeError, "%zd arguments were given, %zd are taken", r->count, r->at);
     return !PyErr_Occurred();
 }
 
-#define FACE(name) static PyObject *py_##name(PyObject *self, PyObject *const *args, Py_ssize_t count)
-#define BEGIN(r)               \
-    (void)self;                \
+#define FACE(name) static PyObject* py_##name(PyObject* self, PyObject* const* args, Py_ssize_t count)
+#define BEGIN(r) \
+    (void)self;  \
     reader r = {args, count, 0}
-#define CALL(r, ...)                  \
-    do {                              \
+#define CALL(r, ...)                   \
+    do {                               \
         if (!ready(&(r))) return NULL; \
-        Py_BEGIN_ALLOW_THREADS;       \
-        __VA_ARGS__;                  \
-        Py_END_ALLOW_THREADS;         \
+        Py_BEGIN_ALLOW_THREADS;        \
+        __VA_ARGS__;                   \
+        Py_END_ALLOW_THREADS;          \
     } while (0)
 
 FACE(pack) {
     BEGIN(r);
-    void *to = address(&r);
-    const float *from = address(&r);
+    void* to = address(&r);
+    const float* from = address(&r);
     int64_t n = whole(&r), k = whole(&r), bf16 = whole(&r);
     CALL(r, pack(to, from, n, k, (int)bf16));
     Py_RETURN_NONE;
@@ -87,9 +87,9 @@ FACE(pack) {
 
 FACE(gemm) {
     BEGIN(r);
-    float *y = address(&r);
+    float* y = address(&r);
     int64_t y_stride = whole(&r);
-    const float *x = address(&r);
+    const float* x = address(&r);
     int64_t x_stride = whole(&r);
     packed w = read_packed(&r);
     int64_t rows = whole(&r);
@@ -99,7 +99,7 @@ FACE(gemm) {
 
 FACE(rms_norm) {
     BEGIN(r);
-    float *out = address(&r);
+    float* out = address(&r);
     const float *x = address(&r), *weight = address(&r);
     int64_t rows = whole(&r), n = whole(&r);
     float eps = real(&r);
@@ -109,8 +109,8 @@ FACE(rms_norm) {
 
 FACE(rotate) {
     BEGIN(r);
-    float *x = address(&r);
-    const float *turns = address(&r);
+    float* x = address(&r);
+    const float* turns = address(&r);
     int64_t rows = whole(&r), heads = whole(&r), stride = whole(&r), n = whole(&r), pairs = whole(&r);
     CALL(r, rotate(x, turns, rows, heads, stride, n, pairs));
     Py_RETURN_NONE;
@@ -120,7 +120,7 @@ FACE(mhc_pre) {
     BEGIN(r);
     float *out = address(&r), *post = address(&r), *comb = address(&r);
     const float *x = address(&r), *mixed = address(&r), *scale = address(&r), *base = address(&r);
-    const float *weight = address(&r);
+    const float* weight = address(&r);
     int64_t tokens = whole(&r), width = whole(&r), iterations = whole(&r);
     float eps = real(&r), norm_eps = real(&r);
     CALL(r, mhc_pre(out, post, comb, x, mixed, scale, base, weight, tokens, width, iterations, eps, norm_eps));
@@ -129,7 +129,7 @@ FACE(mhc_pre) {
 
 FACE(mhc_post) {
     BEGIN(r);
-    float *out = address(&r);
+    float* out = address(&r);
     const float *y = address(&r), *x = address(&r), *post = address(&r), *comb = address(&r);
     int64_t tokens = whole(&r), width = whole(&r);
     CALL(r, mhc_post(out, y, x, post, comb, tokens, width));
@@ -138,14 +138,14 @@ FACE(mhc_post) {
 
 FACE(attend) {
     BEGIN(r);
-    float *out = address(&r);
-    const float *q = address(&r);
-    const int64_t *places = address(&r);
+    float* out = address(&r);
+    const float* q = address(&r);
+    const int64_t* places = address(&r);
     int64_t blocks = whole(&r), queries = whole(&r);
     keys sources[2];
     sources[0] = read_keys(&r);
     sources[1] = read_keys(&r);
-    const float *sink = address(&r);
+    const float* sink = address(&r);
     float scale = real(&r);
     int64_t heads = whole(&r), width = whole(&r);
     int failed = 0;
@@ -157,7 +157,7 @@ FACE(attend) {
 
 FACE(index_scores) {
     BEGIN(r);
-    float *scores = address(&r);
+    float* scores = address(&r);
     const float *q = address(&r), *weight = address(&r);
     keys entries = read_keys(&r);
     int64_t blocks = whole(&r), queries = whole(&r), heads = whole(&r), width = whole(&r);
@@ -167,8 +167,8 @@ FACE(index_scores) {
 
 FACE(swiglu) {
     BEGIN(r);
-    float *out = address(&r);
-    const float *in = address(&r);
+    float* out = address(&r);
+    const float* in = address(&r);
     int64_t rows = whole(&r), inner = whole(&r);
     float limit = real(&r);
     CALL(r, swiglu(out, in, rows, inner, limit));
@@ -177,10 +177,10 @@ FACE(swiglu) {
 
 FACE(moe) {
     BEGIN(r);
-    float *out = address(&r);
-    const float *x = address(&r);
-    const int64_t *ids = address(&r);
-    const float *weights = address(&r);
+    float* out = address(&r);
+    const float* x = address(&r);
+    const int64_t* ids = address(&r);
+    const float* weights = address(&r);
     int64_t tokens = whole(&r), choices = whole(&r);
     experts e;
     e.up = address(&r);
@@ -198,10 +198,10 @@ FACE(moe) {
 
 FACE(route) {
     BEGIN(r);
-    int64_t *ids = address(&r);
-    float *weights = address(&r);
+    int64_t* ids = address(&r);
+    float* weights = address(&r);
     const float *logits = address(&r), *bias = address(&r);
-    const int64_t *chosen = address(&r);
+    const int64_t* chosen = address(&r);
     int64_t rows = whole(&r), n = whole(&r), choices = whole(&r);
     float scaling = real(&r);
     CALL(r, route(ids, weights, logits, bias, chosen, rows, n, choices, scaling));
@@ -210,7 +210,7 @@ FACE(route) {
 
 FACE(pool_windows) {
     BEGIN(r);
-    float *out = address(&r);
+    float* out = address(&r);
     const float *latents = address(&r), *scores = address(&r);
     int64_t windows = whole(&r), items = whole(&r), stride = whole(&r), width = whole(&r);
     CALL(r, pool_windows(out, latents, scores, windows, items, stride, width));
@@ -219,9 +219,9 @@ FACE(pool_windows) {
 
 FACE(fold) {
     BEGIN(r);
-    float *state = address(&r);
-    const float *rows = address(&r);
-    const uint8_t *valid = address(&r);
+    float* state = address(&r);
+    const float* rows = address(&r);
+    const uint8_t* valid = address(&r);
     int64_t windows = whole(&r), items = whole(&r), width = whole(&r);
     CALL(r, fold(state, rows, valid, windows, items, width));
     Py_RETURN_NONE;
@@ -229,13 +229,13 @@ FACE(fold) {
 
 static PyMethodDef methods[] = {
 #define METHOD(name) {#name, (PyCFunction)(void (*)(void))py_##name, METH_FASTCALL, NULL}
-    METHOD(pack),   METHOD(gemm),         METHOD(rms_norm), METHOD(rotate), METHOD(mhc_pre),       METHOD(mhc_post),
-    METHOD(attend), METHOD(index_scores), METHOD(swiglu),   METHOD(moe),    METHOD(route),
-    METHOD(pool_windows), METHOD(fold), {NULL, NULL, 0, NULL},
+    METHOD(pack),     METHOD(gemm),         METHOD(rms_norm),     METHOD(rotate),        METHOD(mhc_pre),
+    METHOD(mhc_post), METHOD(attend),       METHOD(index_scores), METHOD(swiglu),        METHOD(moe),
+    METHOD(route),    METHOD(pool_windows), METHOD(fold),         {NULL, NULL, 0, NULL},
 };
 
-static struct PyModuleDef definition = {
-    PyModuleDef_HEAD_INIT, .m_name = QUOTED(NAMED(_cpu_, LEVEL)), .m_size = 0, .m_methods = methods};
+static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, .m_name = QUOTED(NAMED(_cpu_, LEVEL)), .m_size = 0,
+                                        .m_methods = methods};
 
 PyMODINIT_FUNC NAMED(PyInit__cpu_, LEVEL)(void);
 

@@ -4,7 +4,7 @@
 
 #define MIX 24 /* 4 pre, 4 post, 16 comb */
 
-INLINE float inverse_rms(const float *x, int64_t n, float eps) {
+INLINE float inverse_rms(const float* x, int64_t n, float eps) {
     vf a = {0}, b = {0};
     int64_t i = 0;
     for (; i + 2 * LANES <= n; i += 2 * LANES) {
@@ -19,22 +19,21 @@ INLINE float inverse_rms(const float *x, int64_t n, float eps) {
     return 1.0f / sqrtf(sum(a + b) / (float)n + eps);
 }
 
-INLINE void scaled(float *out, const float *x, const float *weight, float factor, int64_t n) {
+INLINE void scaled(float* out, const float* x, const float* weight, float factor, int64_t n) {
     for (int64_t i = 0; i < n; i += LANES) {
         vf v = load(x + i) * splat(factor);
         store(out + i, weight ? v * load(weight + i) : v);
     }
 }
 
-void rms_norm(float *out, const float *x, const float *weight, int64_t rows, int64_t n, float eps) {
-    for (int64_t r = 0; r < rows; r++)
-        scaled(out + r * n, x + r * n, weight, inverse_rms(x + r * n, n, eps), n);
+void rms_norm(float* out, const float* x, const float* weight, int64_t rows, int64_t n, float eps) {
+    for (int64_t r = 0; r < rows; r++) scaled(out + r * n, x + r * n, weight, inverse_rms(x + r * n, n, eps), n);
 }
 
-void rotate(float *x, const float *turns, int64_t rows, int64_t heads, int64_t stride, int64_t n, int64_t pairs) {
+void rotate(float* x, const float* turns, int64_t rows, int64_t heads, int64_t stride, int64_t n, int64_t pairs) {
     for (int64_t r = 0; r < rows; r++) {
-        float *tail = x + r * stride + n - 2 * pairs;
-        const float *t = turns + r / heads * 2 * pairs;
+        float* tail = x + r * stride + n - 2 * pairs;
+        const float* t = turns + r / heads * 2 * pairs;
         for (int64_t i = 0; i < 2 * pairs; i += 2) {
             float a = tail[i], b = tail[i + 1];
             tail[i] = a * t[i] - b * t[i + 1];
@@ -66,7 +65,7 @@ INLINE void sinkhorn(vf c[16], int64_t iterations, float eps) {
     }
 }
 
-INLINE void weighted_sum(float *out, const float *x, const float pre[STREAMS], int64_t width) {
+INLINE void weighted_sum(float* out, const float* x, const float pre[STREAMS], int64_t width) {
     for (int64_t i = 0; i < width; i += LANES) {
         vf u = {0};
         UNROLL for (int j = 0; j < STREAMS; j++) u += splat(pre[j]) * load(x + j * width + i);
@@ -74,8 +73,8 @@ INLINE void weighted_sum(float *out, const float *x, const float pre[STREAMS], i
     }
 }
 
-void mhc_pre(float *out, float *post, float *comb, const float *x, const float *mixed, const float *scale,
-             const float *base, const float *weight, int64_t tokens, int64_t width, int64_t iterations, float eps,
+void mhc_pre(float* out, float* post, float* comb, const float* x, const float* mixed, const float* scale,
+             const float* base, const float* weight, int64_t tokens, int64_t width, int64_t iterations, float eps,
              float norm_eps) {
     for (int64_t first = 0; first < tokens; first += LANES) {
         int64_t lanes = tokens - first < LANES ? tokens - first : LANES;
@@ -83,7 +82,8 @@ void mhc_pre(float *out, float *post, float *comb, const float *x, const float *
         vf m[MIX];
         for (int64_t l = 0; l < lanes; l++) {
             float factor = inverse_rms(x + (first + l) * STREAMS * width, STREAMS * width, norm_eps);
-            for (int i = 0; i < MIX; i++) turned[i][l] = mixed[(first + l) * MIX + i] * factor * scale[i] + base[i];
+            for (int i = 0; i < MIX; i++)
+                turned[i][l] = mixed[(first + l) * MIX + i] * factor * scale[i] + base[i];
         }
         for (int i = 0; i < MIX; i++) m[i] = load(turned[i]);
         for (int i = 0; i < 4; i++) store(turned[i], sigmoid_vf(m[i]) + eps);
@@ -102,7 +102,7 @@ void mhc_pre(float *out, float *post, float *comb, const float *x, const float *
     }
 }
 
-void mhc_post(float *out, const float *y, const float *x, const float *post, const float *comb, int64_t tokens,
+void mhc_post(float* out, const float* y, const float* x, const float* post, const float* comb, int64_t tokens,
               int64_t width) {
     for (int64_t t = 0; t < tokens; t++) {
         const float *p = post + t * 4, *c = comb + t * 16, *rows = x + t * STREAMS * width;

@@ -4,12 +4,12 @@
 #include "lines.h"
 
 /* Heads run eight at a time against two keys; what a block's queries don't see is minus infinity. */
-void index_scores(float *scores, const float *q, const float *weight, keys k, int64_t blocks, int64_t queries,
+void index_scores(float* scores, const float* q, const float* weight, keys k, int64_t blocks, int64_t queries,
                   int64_t heads, int64_t width) {
     for (int64_t row = 0; row < blocks * queries; row++) {
         const float *bias = k.bias + row * k.count, *own = weight + row * heads;
-        const int64_t *rows = k.rows + row / queries * k.count;
-        float *out = scores + row * k.count;
+        const int64_t* rows = k.rows + row / queries * k.count;
+        float* out = scores + row * k.count;
         for (int64_t i = 0; i < k.count; i += 2) {
             int64_t other = i + 1 < k.count ? i + 1 : i;
             float total[2] = {0.0f, 0.0f}, dot[LANES];

@@ -1,5 +1,6 @@
 /* Sixteen-lane float vectors, written with the compiler's vector extension, so that one source serves AVX-512,
- * AVX2 and plain machines. The build compiles it once for each level; the level is chosen when the package loads. */
+ * AVX2 and plain machines. The build compiles it once for each level; the level is chosen when the package loads.
+ */
 #ifndef ENGINE_VEC_H
 #define ENGINE_VEC_H
 
@@ -17,8 +18,8 @@ typedef int32_t viu __attribute__((vector_size(64), aligned(4)));
 #define INLINE static inline __attribute__((always_inline))
 #define UNROLL _Pragma("GCC unroll 16") /* small loops over registers vanish, or their arrays live in memory */
 
-INLINE vf load(const float *p) { return *(const vfu *)p; }
-INLINE void store(float *p, vf v) { *(vfu *)p = v; }
+INLINE vf load(const float* p) { return *(const vfu*)p; }
+INLINE void store(float* p, vf v) { *(vfu*)p = v; }
 INLINE vf splat(float x) { return (vf){x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x}; }
 INLINE vf as_float(vi v) { return (vf)v; }
 
