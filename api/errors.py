@@ -6,7 +6,7 @@ from typing import Any
 
 import orjson
 
-from engine.errors import BadRequest, EngineError
+from engine.errors import BadRequest, EngineError, UnknownModel
 from engine.messages import Delta
 
 RETRY_AFTER_S = 1
@@ -52,6 +52,8 @@ def error_object(error: Exception) -> dict[str, Any]:
     param = code = None
     if isinstance(error, BadRequest):
         param, code = error.param, error.code
+    elif isinstance(error, UnknownModel):
+        param, code = "model", "model_not_found"
     if not isinstance(error, EngineError):
         return {
             "message": f"internal error: {type(error).__name__}",

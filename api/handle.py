@@ -6,14 +6,14 @@ Everything here runs on the api process's loop; the actors decide, this side onl
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 import anyio
 import msgspec
 
-from engine.errors import MailboxFull
-from engine.messages import GOES_ON, Abort, Accepted, Credit, Delta, Deltas, Enqueue, Entry, Message
+from engine.errors import MailboxFull, Unexpected
+from engine.messages import GOES_ON, Abort, Accepted, Credit, Delta, Deltas, Enqueue, Entry, Message, Snapshot
 
 SUBMIT_WITHIN_S = 30.0
 """Ingress answers in microseconds unless its process is stuck; a stuck one is an error, not a hang."""
@@ -46,16 +46,18 @@ class Sink:
         self.arrived: anyio.Event | None = None
 
 
-class Sinks:
-    """The actor name `sinks`: hands the detokenizer's chunks to the requests that wait for them.
+class Edge:
+    """The actor `api`: hands chunks to the HTTP requests that wait for them, and passes snapshots on.
 
-    orphans  chunks whose HTTP request was gone; each makes ingress cancel its request once more
+    on_snapshot  called with each rank's snapshot
+    orphans      chunks whose HTTP request was gone; each makes ingress cancel its request once more
     """
 
-    name = "sinks"
+    name = "api"
 
-    def __init__(self, ingress: Port) -> None:
+    def __init__(self, ingress: Port, on_snapshot: Callable[[Snapshot], None]) -> None:
         self._ingress = ingress
+        self._on_snapshot = on_snapshot
         self._open: dict[int, Sink] = {}
         self._last = 0
         self.orphans = 0
@@ -71,23 +73,26 @@ class Sinks:
         self._open.pop(sink.number, None)
 
     def tell(self, msg: Message) -> None:
-        """Takes `Deltas`; never waits."""
-        assert isinstance(msg, Deltas)
-        for delta in msg.items:
-            sink = self._open.get(delta.sink)
-            if sink is None:
-                self._orphan(delta)
-                continue
+        """Takes `Deltas` and `Snapshot`; never waits."""
+        if isinstance(msg, Deltas):
+            for delta in msg.items:
+                self._hand_over(delta)
+        elif isinstance(msg, Snapshot):
+            self._on_snapshot(msg)
+        else:
+            raise Unexpected(f"api: {type(msg).__name__} isn't among its messages")
+
+    async def offer(self, msg: Message) -> None:
+        """As `tell`: what waits here is bounded by the detokenizer's credit."""
+        self.tell(msg)
+
+    def _hand_over(self, delta: Delta) -> None:
+        sink = self._open.get(delta.sink)
+        if sink is not None:
             sink.chunks.append(delta)
             if sink.arrived is not None:
                 sink.arrived.set()
-
-    async def offer(self, msg: Message) -> None:
-        """As `tell`: the bound is the detokenizer's credit."""
-        self.tell(msg)
-
-    def _orphan(self, delta: Delta) -> None:
-        if delta.finish == GOES_ON:
+        elif delta.finish == GOES_ON:
             self.orphans += 1
             cancel(self._ingress, delta.request_id)
 
@@ -140,33 +145,35 @@ class Group:
 class Engine:
     """The handle of a running engine.
 
-    ingress, detok  the actors' mailboxes
+    asks           questions with a deadline
+    ingress, detok the actors' mailboxes
+    edge           where the detokenizer's chunks arrive
     """
 
-    def __init__(self, asks: Questions, ingress: Port, detok: Port, sinks: Sinks) -> None:
+    def __init__(self, asks: Questions, ingress: Port, detok: Port, edge: Edge) -> None:
         self._asks = asks
         self._ingress = ingress
         self._detok = detok
-        self._sinks = sinks
+        self._edge = edge
 
     async def submit(self, entries: Iterable[Entry], route: int = -1) -> Group:
         """The group, accepted whole; `sink` of the entries is filled in here.
 
         raises  BadRequest, QueueFull, NotServing as ingress says; MailboxFull, DeadlinePassed, ActorFailed
         """
-        sink = self._sinks.open()
+        sink = self._edge.open()
         try:
             whole = tuple(msgspec.structs.replace(entry, sink=sink.number) for entry in entries)
             accepted = await self._asks.ask(self._ingress, Enqueue(whole, route), SUBMIT_WITHIN_S)
         except BaseException:
             # Accepted after all? Then its chunks are orphans, and each of them cancels the request.
-            self._sinks.close(sink)
+            self._edge.close(sink)
             raise
         return Group(accepted, sink, self._detok)
 
     def close(self, group: Group) -> None:
         """Nothing of the group is wanted any more; what still runs is cancelled. Never waits."""
-        self._sinks.close(group._sink)
+        self._edge.close(group._sink)
         for request_id in sorted(group.live):
             cancel(self._ingress, request_id)
         group.live.clear()

@@ -19,7 +19,6 @@ _GETS = (
     ("/v1/models", "The served models."),
     ("/health", "200 while requests are taken."),
     ("/ready", "200 while requests are taken."),
-    ("/health_scheduler", "200 with one fresh snapshot of every rank."),
     ("/openapi.json", "This document."),
 )
 _REFUSALS = {
@@ -60,6 +59,11 @@ def document(model: str) -> dict[str, Any]:
         paths[path] = {"post": _operation(say, {_JSON: {}, "text/event-stream": {}}, schema)}
     for path, say in _GETS:
         paths[path] = {"get": _operation(say, {_JSON: {}})}
+    paths["/health_scheduler"] = {"get": _operation("200 with a fresh snapshot of every rank.", {_JSON: {}})}
+    paths["/health_scheduler"]["get"]["responses"]["503"] = {
+        "description": "A rank is missing or silent; the body says which.",
+        "content": {_JSON: {}},
+    }
     paths["/metrics"] = {"get": _operation("Prometheus' text format.", {"text/plain": {}})}
     paths["/v1/models/{id}"] = {"get": _model_operation(model)}
     return {

@@ -152,7 +152,7 @@ class Detok(Core):
 
     def _say(self, chunks: list[Delta]) -> None:
         if chunks:
-            self.emit(Send("sinks", Deltas(tuple(chunks))))
+            self.emit(Send("api", Deltas(tuple(chunks))))
 
     # ---- invariants ---------------------------------------------------------------------------
 
