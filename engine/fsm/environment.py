@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from engine.fsm.freeze import freeze, thaw
+
+
+class From(NamedTuple):
+    """A message from a named process of the environment; order is kept for each sender and receiver."""
+
+    sender: str
+    to: str
+    msg: Any
 
 
 class Environment:
@@ -16,7 +24,7 @@ class Environment:
     DATA: ClassVar[tuple[str, ...]] = ()
 
     def observe(self, sender: str, effect: Any) -> list[Any]:
-        """At emission: a Run, Reply or Stop of a core, or a Send to a name that is no core. Returns Sends."""
+        """At emission: a Run, Reply or Stop of a core, or a Send to no core. Returns Sends or Froms."""
         return []
 
     def choices(self) -> list[Any]:
@@ -28,7 +36,7 @@ class Environment:
         return []
 
     def choose(self, choice: Any) -> list[Any]:
-        """Does it. Returns Sends to cores."""
+        """Does it. Returns Sends or Froms to cores."""
         return []
 
     def snapshot(self) -> Any:

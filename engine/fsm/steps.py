@@ -142,9 +142,9 @@ class Steps:
         channels: Channels,
     ) -> str | None:
         snaps[process] = reaction.snap
-        for to, message in reaction.sends:
-            waiting = (*channels.get((process, to), ()), message)
-            channels[process, to] = waiting if self._in_order else tuple(sorted(waiting))
+        for sender, to, message in reaction.sends:
+            waiting = (*channels.get((sender, to), ()), message)
+            channels[sender, to] = waiting if self._in_order else tuple(sorted(waiting))
         fault = reaction.fault
         environment = self.processes.environment
         if environment is not None and process != environment:
@@ -155,7 +155,7 @@ class Steps:
 
     def world(self, state: State) -> World:
         """The state as invariants see it."""
-        names = self._names()
+        names = self.processes.senders.values
         messages = self.processes.messages.values
         flying = [(names[a], names[b], messages[m]) for (a, b), waiting in state.channels for m in waiting]
         environment = self.processes.environment
@@ -164,7 +164,7 @@ class Steps:
 
     def show(self, state: State, move: Move) -> str:
         """One line of a run: who, what, and how the receiving core's state changes."""
-        names = self._names()
+        names = self.processes.senders.values
         who = names[move.receiver]
         if move.kind == "choose":
             return f"{who}: {move.what}"
@@ -179,6 +179,3 @@ class Steps:
         there = self.processes.live(move.receiver, after.snaps[move.receiver]).state
         change = "" if fault else f"   [{before}]" if there == before else f"   [{before} -> {there}]"
         return line + change
-
-    def _names(self) -> tuple[str, ...]:
-        return (*self.processes.names, "environment")

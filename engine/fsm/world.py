@@ -38,13 +38,13 @@ class Ids:
 class Reaction(NamedTuple):
     """What one process did: its snapshot afterwards, its messages to cores and its other effects.
 
-    sends  (index of the receiving core, message number)
+    sends  (sender number, index of the receiving core, message number)
     outs   numbers of effects for the environment
     fault  what went wrong, None where nothing did
     """
 
     snap: int
-    sends: tuple[tuple[int, int], ...]
+    sends: tuple[tuple[int, int, int], ...]
     outs: tuple[int, ...]
     fault: str | None
 
@@ -64,6 +64,9 @@ class Processes:
     def __init__(self, search: Search) -> None:
         self.names = tuple(search.cores)
         self.index = {name: i for i, name in enumerate(self.names)}
+        self.senders = Ids()
+        for name in (*self.names, "environment"):
+            self.senders.number(name)
         self.messages = Ids()
         self.effects = Ids()
         self.snaps = [Ids() for _ in range(len(self.names) + 1)]
@@ -139,7 +142,9 @@ class Processes:
             if to is None:
                 outs.append(self.effects.number(effect))
             else:
-                sends.append((to, self.messages.number(effect.msg)))
+                sender = getattr(effect, "sender", None)
+                number = process if sender is None else self.senders.number(sender)
+                sends.append((number, to, self.messages.number(effect.msg)))
         fault = self._changed(process) or _broken(live)
         return Reaction(self.snaps[process].number(live.snapshot()), tuple(sends), tuple(outs), fault)
 
