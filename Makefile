@@ -2,17 +2,23 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
+C      := $(wildcard engine/native/*.c engine/native/*.h)
+CSTYLE := {BasedOnStyle: Google, IndentWidth: 4, ColumnLimit: 115, IncludeBlocks: Preserve}
+CFLAGS := -std=gnu11 -O2 -Wall -Wextra -Wshadow -Werror -Wno-psabi -fsyntax-only
+QUIET  := --quiet --disable-pip-version-check
 
 .PHONY: setup serve test check diagrams bench clean
 
 setup: $(STAMP)
 
-$(STAMP): pyproject.toml setup.py constraints.txt engine/native/*.c
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --upgrade pip setuptools wheel -c constraints.txt
-	$(BIN)/python -m pip install --quiet -c constraints.txt torch
-	$(BIN)/python -m pip install --quiet -c constraints.txt --no-build-isolation -e ".[test]"
-	touch $(STAMP)
+# Torch comes first and alone: a requirement that only names a range could bring another build of it.
+$(STAMP): pyproject.toml setup.py constraints.txt $(C)
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "installing into $(VENV): torch, then the package and its tests (minutes, once)"
+	@$(BIN)/python -m pip install $(QUIET) -c constraints.txt "setuptools>=77" wheel
+	@$(BIN)/python -m pip install $(QUIET) -c constraints.txt torch
+	@$(BIN)/python -m pip install $(QUIET) -c constraints.txt --no-build-isolation -e ".[test]"
+	@touch $(STAMP)
 
 serve: setup
 	$(BIN)/python -m engine serve $(ARGS)
@@ -23,9 +29,11 @@ test: setup
 check: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+	$(BIN)/clang-format --style="$(CSTYLE)" --dry-run -Werror $(C)
+	$(CC) $(CFLAGS) -I$$($(BIN)/python -c "import sysconfig; print(sysconfig.get_paths()['include'])") $(filter %.c,$(C))
 	$(BIN)/mypy
-	$(BIN)/python -m engine.native.lint
 	$(BIN)/codespell
+	git ls-files -z | xargs -0 $(BIN)/detect-secrets-hook --no-verify --exclude-files '\.(json|safetensors|svg)$$'
 	$(BIN)/python -m engine check
 	$(BIN)/python -m engine diagrams --check
 
@@ -36,4 +44,4 @@ bench: setup
 	$(BIN)/python -m engine bench $(ARGS)
 
 clean:
-	rm -rf $(VENV) build *.egg-info
+	rm -rf $(VENV) build *.egg-info engine/native/*.so
