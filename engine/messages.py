@@ -396,3 +396,30 @@ class Drain(Message, frozen=True):
 
 class Drained(Message, frozen=True):
     """Ingress -> shutdown coordinator: draining, and no request is left."""
+
+
+# ---- shutdown coordinator, launcher -------------------------------------------------------------
+
+
+class Signalled(Message, frozen=True):
+    """Launcher -> shutdown coordinator: the operator wants an end; a second one hastens, a third one kills."""
+
+
+class RankEnded(Message, frozen=True):
+    """Launcher -> shutdown coordinator: a rank's process has ended; everything that it sent has arrived before.
+
+    code  exit code; negative: the signal that killed it. 0 alone is a clean end
+    """
+
+    rank: int
+    code: int
+
+
+class KillRanks(Message, frozen=True):
+    """Shutdown coordinator -> launcher: end every rank's process that is left, now."""
+
+
+class CloseServer(Message, frozen=True):
+    """Shutdown coordinator -> launcher: let the last answers leave, stop listening, end with this exit code."""
+
+    code: int

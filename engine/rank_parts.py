@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 from engine.actors.core import Core
 from engine.actors.device import StepRunner
-from engine.actors.rank import Rank, RankSetup
+from engine.actors.intake import RankSetup
+from engine.actors.rank import Rank
 from engine.config import Settings
 from engine.errors import ConfigError
 

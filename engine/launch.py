@@ -1,0 +1,185 @@
+"""`serve`: starts the ranks' processes and the HTTP server, connects them, and lets all end together.
+
+The listening socket is bound before anything is loaded. The order of an end is decided by the shutdown
+coordinator; this module tells it what happens and does what it says.
+"""
+
+from __future__ import annotations
+
+import signal
+import socket
+import sys
+import time
+from collections.abc import Sequence
+
+import anyio
+import msgspec
+from anyio.abc import TaskGroup
+
+from api.app import ENDPOINTS, create_app
+from api.served import load_served
+from engine.actors.links import Link
+from engine.actors.process import Process, report_to_stderr
+from engine.actors.wiring import wiring
+from engine.children import Child, how_it_ended, spawn
+from engine.conduct import conduct
+from engine.config import Settings
+from engine.errors import EngineError, Unexpected
+from engine.front import start_front
+from engine.http_server import HttpServer, bind
+from engine.messages import CloseServer, KillRanks, Message, RankDown, RankEnded, RankUp, Signalled, Snapshot
+from engine.metrics import Metrics
+from engine.probes import Probes
+from engine.rank_process import GREET_S, Told, report, sayer
+from engine.threads import environment
+
+RANK_COMMAND = (sys.executable, "-m", "engine", "rank", "--fd")
+"""Starts a rank's process; the link's descriptor comes last."""
+
+METRICS_PREFIX = "sglang:"
+"""Dashboards and routers for servers of this kind scrape these names."""
+
+UNLINKED_S = 10.0
+"""A rank whose link has ended gets so long to end itself."""
+
+CLEAN, FAILED, REFUSED = 0, 1, 2
+"""Exit codes: ended as asked; something failed; the settings can't be served."""
+
+
+class Launcher:
+    """The actor `launcher`: starts, watches, and does what the shutdown coordinator says."""
+
+    _process: Process
+    _tasks: TaskGroup
+
+    def __init__(self, settings: Settings, command: Sequence[str]) -> None:
+        self.children: dict[int, Child] = {}
+        self.exit_code = CLEAN
+        self.probes = Probes(settings.dp_size, settings.snapshot_s)
+        self._settings = settings
+        self._command = command
+        self._server: HttpServer | None = None
+        self._up: set[int] = set()
+
+    def join(self, process: Process, tasks: TaskGroup) -> None:
+        """Becomes an actor of this process."""
+        self._process = process
+        self._tasks = tasks
+        process.refs["launcher"] = self
+
+    def tell(self, msg: Message) -> None:
+        """Takes RankUp, KillRanks and CloseServer; never waits."""
+        if isinstance(msg, RankUp):
+            self._up.add(msg.rank)
+            if len(self._up) == self._settings.dp_size:
+                settings = self._settings
+                self.probes.refused = ""
+                sayer("api")(f"{settings.model_name} is served on http://{settings.host}:{settings.port}")
+        elif isinstance(msg, KillRanks):
+            for child in self.children.values():
+                child.kill()
+        elif isinstance(msg, CloseServer):
+            self.exit_code = max(self.exit_code, msg.code)
+            if self._server is not None:
+                self._server.should_exit = True
+        else:
+            raise Unexpected(f"launcher: {type(msg).__name__} isn't among its messages")
+
+    async def offer(self, msg: Message) -> None:
+        """As `tell`."""
+        self.tell(msg)
+
+    async def start_rank(self, rank: int) -> None:
+        """Starts a rank's process and its link."""
+        settings = self._settings
+        name = f"rank{rank}"
+        told = msgspec.json.encode(Told(rank, settings))
+        child = self.children[rank] = await spawn(name, self._command, told, environment(settings.threads))
+        link = self._process.link("api", name, child.stream)
+        self._tasks.start_soon(self._watch, rank, child, link)
+
+    async def _watch(self, rank: int, child: Child, link: Link) -> None:
+        """Until the rank's process has ended; whatever it sent has then been taken from the link."""
+        try:
+            await link.greet(GREET_S)
+            await self._process.run_link(link)
+        except EngineError as error:
+            self._process.report(f"link to {child.name}: {error}")
+        with anyio.move_on_after(UNLINKED_S):
+            await child.process.wait()
+        child.kill()
+        code = await child.process.wait()
+        if code:
+            self.exit_code = FAILED
+            self._process.report(f"{child.name} {how_it_ended(code)}")
+        await self._process.refs["ingress"].offer(RankDown(rank, how_it_ended(code)))
+        await self._process.refs["shutdown"].offer(RankEnded(rank, code))
+
+    async def listen_to_signals(self) -> None:
+        """Tells the shutdown coordinator of each SIGINT and SIGTERM."""
+        with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+            async for _ in signals:
+                await self._process.refs["shutdown"].offer(Signalled())
+
+    async def run(self, server: HttpServer, sock: socket.socket) -> None:
+        """Starts everything; serves until it is told to close."""
+        self._server = server
+        self._tasks.start_soon(self.listen_to_signals)
+        for rank in range(self._settings.dp_size):
+            await self.start_rank(rank)
+        await server.run_on(sock)
+
+    async def end_children(self) -> None:
+        """Whatever happened: no process is left."""
+        with anyio.CancelScope(shield=True):
+            for child in self.children.values():
+                child.kill()
+                await child.process.wait()
+
+
+def serve(settings: Settings, command: Sequence[str] = RANK_COMMAND) -> int:
+    """Serves until a signal or a failure; returns the exit code.
+
+    command  what starts a rank's process
+    """
+    try:
+        sock = bind(settings)
+    except EngineError as error:
+        report_to_stderr(f"api: {error}")
+        return REFUSED
+    with sock:
+        return anyio.run(
+            _main, settings, sock, command, backend="asyncio", backend_options={"use_uvloop": True}
+        )
+
+
+async def _main(settings: Settings, sock: socket.socket, command: Sequence[str]) -> int:
+    launcher = Launcher(settings, command)
+    try:
+        async with anyio.create_task_group() as tasks:
+            process = Process("api", wiring(), tasks, report_to_stderr)
+            launcher.join(process, tasks)
+            server = _server(settings, process, launcher.probes)
+            tasks.start_soon(conduct, process, settings, launcher.probes)
+            await launcher.run(server, sock)
+            tasks.cancel_scope.cancel()
+    except* Exception as group:
+        report("api", group)
+        launcher.exit_code = FAILED
+    finally:
+        await launcher.end_children()
+    return launcher.exit_code
+
+
+def _server(settings: Settings, process: Process, probes: Probes) -> HttpServer:
+    """The HTTP server over this process's actors."""
+    served = load_served(settings, int(time.time()))
+    context = served.bounds.context_length
+    metrics = Metrics(METRICS_PREFIX, served.name, settings.dp_size, context, ENDPOINTS)
+
+    def on_snapshot(msg: Snapshot) -> None:
+        metrics.snapshot(msg)
+        probes.note(msg)
+
+    engine = start_front(process, settings, served, on_snapshot)
+    return HttpServer(create_app(engine, served, metrics, probes, settings), "warning")
