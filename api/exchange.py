@@ -41,7 +41,7 @@ class Exchange:
         self._receive = receive
         self._send = send
         self._max_body_bytes = max_body_bytes
-        self._body_read = False
+        self._complete = False
 
     def header(self, name: str) -> str | None:
         """A header's value; None where it is absent."""
@@ -63,7 +63,6 @@ class Exchange:
             size += len(parts[-1])
             self._check_length(size)
             if not event.get("more_body", False):
-                self._body_read = True
                 return b"".join(parts)
 
     def _check_length(self, size: int) -> None:
@@ -82,8 +81,10 @@ class Exchange:
             nonlocal gone
             while (await self._receive())["type"] != "http.disconnect":
                 pass
-            gone = True
-            tasks.cancel_scope.cancel()
+            # A server says the same after a complete answer.
+            if not self._complete:
+                gone = True
+                tasks.cancel_scope.cancel()
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(watch)
@@ -107,7 +108,7 @@ class Exchange:
         """The whole answer."""
         more = [(b"content-length", str(len(body)).encode()), *(headers or [])]
         await self.start(status, kind, more)
-        await self._send({"type": "http.response.body", "body": body})
+        await self.write(body, more=False)
 
     async def answer_json(self, value: Any, status: int = 200) -> None:
         """The whole answer as JSON."""
@@ -127,4 +128,5 @@ class Exchange:
 
     async def write(self, data: bytes, more: bool = True) -> None:
         """A part of a body whose status was sent by `start`."""
+        self._complete = not more
         await self._send({"type": "http.response.body", "body": data, "more_body": more})
