@@ -79,7 +79,11 @@ def _text(reply: Reply, expected: str) -> bool:
 
 
 def _one_of(reply: Reply, expected: list[str]) -> bool:
-    return reply.content.strip().rstrip(".").lower() in [text.lower() for text in expected]
+    return _plain(reply.content) in map(_plain, expected)
+
+
+def _plain(text: str) -> str:
+    return text.strip().rstrip(".").lower()
 
 
 def _contains(reply: Reply, expected: list[str]) -> bool:

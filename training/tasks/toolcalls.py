@@ -203,7 +203,7 @@ def _thoughts(several: Sequence[Wanted]) -> str:
 
 
 def _tools(draw: Draw, needed: Sequence[Function]) -> list[dict[str, Any]]:
-    """The needed functions among up to two others, in random order, without bounds that a value might break."""
+    """The needed functions among up to two others, in random order, without bounds on values."""
     functions = {function.name: function for function in needed}
     for _ in range(draw.weighted({0: 0.4, 1: 0.4, 2: 0.2})):
         other = draw_function(draw)

@@ -22,7 +22,10 @@ def styled(draw: Draw, text: str) -> str:
     if manner < 0.72:
         return text
     if manner < 0.84:
-        return draw.of(_POLITE).format(text[:1].lower() + text[1:], text)
+        polite = draw.of(_POLITE)
+        if text.endswith("?") and "{0}" in polite:
+            polite = "{1} Thanks!"
+        return polite.format(text[:1].lower() + text[1:], text)
     if manner < 0.93:
         return text.lower()
     return _with_typo(draw, text)
