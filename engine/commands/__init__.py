@@ -1,1 +1,1 @@
-"""One module a command of `python -m engine`."""
+"""Commands of `python -m engine` that start an engine; the others live beside what they run."""
