@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable
+from typing import Any
 
 from engine.config import PAGE_TOKENS
 from engine.errors import PageAccounting, PagesExhausted
@@ -150,6 +151,25 @@ class PagePool:
                 )
         if any(self._kinds[page] != FREE for page in self._free):
             raise PageAccounting(f"pool {self.name}: a page on the free stack isn't free")
+
+    def snapshot(self) -> tuple[Any, ...]:
+        """All accounts as a hashable, for the search."""
+        return (
+            tuple(self.counts),
+            bytes(self._kinds),
+            self._owners.tobytes(),
+            self._references.tobytes(),
+            tuple(self._free),
+        )
+
+    def restore(self, taken: tuple[Any, ...]) -> None:
+        """Back to a snapshot."""
+        counts, kinds, owners, references, free = taken
+        self.counts = list(counts)
+        self._kinds = bytearray(kinds)
+        self._owners = array("q", owners)
+        self._references = array("i", references)
+        self._free = list(free)
 
     def _moved(self, source: int, target: int, pages: int) -> None:
         self.counts[source] -= pages

@@ -1,0 +1,149 @@
+"""A planned step: its rows in the request table, the rank's wants of it, the RunStep for the device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.actors.requests import Requests
+from engine.actors.schedule import IDLE, MODES, Column, Graphs, Rows, Want, mode_of
+from engine.messages import RunStep, Sampling, SlotBind
+
+RELAY = -1
+"""Token id that stands for the last token that the device sampled in the slot."""
+
+
+@dataclass(slots=True, eq=False)
+class Batch:
+    """One planned step: rows of the request table, int64[B] columns beside them, and its message.
+
+    samples  uint8[B]: 1 where the last position of the row is sampled
+    decodes  how many rows, the first ones, decode; the others are chunks of prompts
+    """
+
+    rows: Rows
+    starts: Column
+    counts: Column
+    samples: NDArray[np.uint8]
+    decodes: int
+    want: Want
+    step: RunStep
+
+    @property
+    def ends(self) -> Column:
+        """Positions of each row that are computed after the step."""
+        return self.starts + self.counts
+
+
+@dataclass(slots=True, eq=False)
+class Draft:
+    """What the planner has chosen so far.
+
+    decodes  rows that gain one token
+    chunks   (row, first position, end) of prompt chunks
+    entries  (slot, logical page, full page, window page): new entries of page tables
+    bound    rows that got their slot in this step
+    """
+
+    decodes: Rows
+    chunks: list[tuple[int, int, int]]
+    entries: list[tuple[int, int, int, int]]
+    bound: list[int]
+
+    @property
+    def empty(self) -> bool:
+        """Nothing rides in it."""
+        return not self.chunks and not self.decodes.size
+
+
+def new_draft() -> Draft:
+    """A draft with nothing in it."""
+    return Draft(np.zeros(0, np.intp), [], [], [])
+
+
+def idle_batch(epoch: int, want: Want) -> Batch:
+    """The batch of a rank that has nothing to run and takes part nevertheless (I9)."""
+    none = np.zeros(0, np.int64)
+    step = RunStep(epoch, MODES[IDLE], b"", b"", b"", b"", b"", b"")
+    return Batch(none.astype(np.intp), none, none, none.astype(np.uint8), 0, want, step)
+
+
+def assemble(requests: Requests, epoch: int, draft: Draft, graphs: Graphs) -> Batch:
+    """The batch of a draft that isn't empty; its rows count as in flight from now on."""
+    chunks = np.array(draft.chunks, np.int64).reshape(-1, 3)
+    decodes = draft.decodes
+    rows = np.concatenate([decodes, chunks[:, 0]]).astype(np.intp)
+    starts = requests.planned[rows]
+    counts = np.concatenate([np.ones(decodes.size, np.int64), chunks[:, 2] - chunks[:, 1]])
+    samples = (starts + counts >= requests.feed_to[rows]).astype(np.uint8)
+    # A decode row's input is known to the host exactly if no step in flight is about to sample it.
+    inputs = np.where(
+        requests.planned[decodes] < requests.known[decodes], requests.last_token[decodes], RELAY
+    )
+    fed = [requests.tokens[row][start:end].tobytes() for row, start, end in draft.chunks]
+    slots = requests.held.slot[rows]
+    mode = mode_of(decodes.size, len(chunks))
+    step = RunStep(
+        epoch=epoch,
+        mode=MODES[mode],
+        slots=_int32(slots),
+        generations=_int32(requests.held.generations[slots]),
+        starts=_int32(starts),
+        counts=_int32(counts),
+        tokens=_int32(inputs) + b"".join(fed),
+        samples=samples.tobytes(),
+        pages=np.array(draft.entries, np.int32).tobytes(),
+        binds=tuple([_bind(requests, row) for row in draft.bound]),
+    )
+    requests.planned[rows] += counts
+    requests.in_flight[rows] += 1
+    want = _want(requests, rows, counts, samples, mode, graphs)
+    return Batch(rows, starts, counts, samples, decodes.size, want, step)
+
+
+def _want(
+    requests: Requests, rows: Rows, counts: Column, samples: NDArray[np.uint8], mode: int, graphs: Graphs
+) -> Want:
+    tokens = int(counts.sum())
+    extends = mode != mode_of(rows.size, 0)
+    # Rows with prompt logprobs need the logits of all their positions.
+    logit_rows = int(np.where(requests.echoes[rows] != 0, counts, samples).sum())
+    fits = not extends or tokens <= max(graphs.prefill, default=0)
+    return Want(
+        tokens=tokens,
+        logit_rows=logit_rows,
+        has_extend=int(extends),
+        two_batches=0,
+        mode=mode,
+        prefill_graph=int(fits),
+    )
+
+
+def _bind(requests: Requests, row: int) -> SlotBind:
+    submit = requests.submit_of(row)
+    slot = int(requests.held.slot[row])
+    return SlotBind(
+        slot=slot,
+        generation=int(requests.held.generations[slot]),
+        request_id=submit.request_id,
+        child=submit.child,
+        sampling=submit.sampling,
+        prompt_tokens=int(requests.prompt[row]),
+        prompt=requests.tokens[row].tobytes() if _reads_prompt(submit.sampling) else b"",
+    )
+
+
+def _reads_prompt(sampling: Sampling) -> bool:
+    """Whether the device needs the tokens themselves: for penalties or prompt logprobs."""
+    return (
+        sampling.repetition_penalty != 1.0
+        or sampling.frequency_penalty != 0.0
+        or sampling.presence_penalty != 0.0
+        or sampling.prompt_logprobs >= 0
+    )
+
+
+def _int32(column: NDArray[np.int64]) -> bytes:
+    return column.astype(np.int32).tobytes()

@@ -1,0 +1,133 @@
+"""How requests enter a rank and how they are ended from outside: limits, aborts, deadlines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from engine.actors.requests import Requests, ending
+from engine.actors.schedule import Graphs
+from engine.errors import ConfigError, DeadlinePassed, NotServing, QueueFull, RequestTooLong
+from engine.memory.pages import pages_for
+from engine.messages import ABORTED, FAILED, RequestFailed, Submit
+
+CLIENT_GONE = 499
+"""Status beside an abort from outside; nobody reads it where the client has gone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankSetup:
+    """What one rank is built with; all but `rank` is equal on every rank.
+
+    slots          requests that hold pages at once, at most
+    queued         requests that wait, at most
+    chunk_tokens   prompt tokens of one step, at most
+    context_tokens prompt and output of one request, at most
+    window_tokens  attention window
+    full_pages, window_pages    of the two pools, the reserved page 0 included
+    eos_ids        tokens that end a request
+    watchdog_ms    silence of a peer or the device after which the rank is given up
+    """
+
+    rank: int
+    ranks: int
+    slots: int
+    queued: int
+    chunk_tokens: int
+    context_tokens: int
+    window_tokens: int
+    full_pages: int
+    window_pages: int
+    eos_ids: tuple[int, ...]
+    watchdog_ms: int
+    graphs: Graphs = field(default_factory=Graphs)
+
+    def __post_init__(self) -> None:
+        if self.full_pages < 2 or self.window_pages < 3:
+            raise ConfigError(
+                f"{self.full_pages} full and {self.window_pages} window pages, but a rank needs 2 and 3: "
+                "the reserved page, a full page, and the two window pages that one window touches"
+            )
+
+
+class Intake:
+    """Accepts, refuses and aborts requests of one table.
+
+    due  deadline by request id, on Tick's clock; None until the first tick after the request came
+    """
+
+    def __init__(self, setup: RankSetup, requests: Requests, tell: Callable[[RequestFailed], None]) -> None:
+        self.requests = requests
+        self.due: dict[int, float | None] = {}
+        self._setup = setup
+        self._tell = tell
+
+    def enqueue(self, items: tuple[Submit, ...]) -> None:
+        """The requests wait from now on; all are refused where the queue has no room for all (I3).
+
+        A prompt that can never run is refused alone (I15).
+        """
+        r, limit = self.requests, self._setup.queued
+        waiting = r.rows("waiting").size
+        if len(items) > min(limit - waiting, r.rows("vacant").size):
+            text = f"{waiting} of at most {limit} requests wait; there is no room for {len(items)} more"
+            self.refuse(items, QueueFull.http_status, text)
+            return
+        for item in items:
+            fault = self._too_long(len(item.prompt) // 4)
+            if fault:
+                self.refuse((item,), RequestTooLong.http_status, fault)
+                continue
+            r.accept(item, self._setup.context_tokens)
+            if item.deadline_s > 0:
+                self.due[item.request_id] = None
+
+    def _too_long(self, tokens: int) -> str:
+        """Why a prompt of so many tokens can never run; empty where it can."""
+        most, pages = self._setup.context_tokens - 1, self.requests.held.full.usable
+        if not 0 < tokens <= most:
+            return f"the prompt has {tokens} tokens, but must have 1 to {most}"
+        if pages_for(tokens) > pages:
+            return f"the prompt of {tokens} tokens needs {pages_for(tokens)} pages, but the cache has {pages}"
+        return ""
+
+    def refuse(self, items: tuple[Submit, ...], status: int, text: str) -> None:
+        """The terminal event of requests that were never accepted."""
+        for item in items:
+            self._tell(RequestFailed(item.request_id, FAILED, status, text))
+
+    def abort(self, request_id: int, reason: int, status: int, text: str) -> None:
+        """Ends the request; one that the rank has forgotten, or never had, is nobody's loss."""
+        self.due.pop(request_id, None)
+        row = self.requests.row_of.get(request_id)
+        if row is not None:
+            self.requests.end("Abort", row, ending(reason, status, text))
+
+    def abort_all(self) -> None:
+        """Every request gets its terminal event: the rank is stopping."""
+        for group in ("waiting", "active"):
+            for row in self.requests.rows(group).tolist():
+                request_id = self.requests.submit_of(row).request_id
+                self.abort(request_id, ABORTED, NotServing.http_status, "the server is stopping")
+
+    def check_deadlines(self, now_s: float) -> None:
+        """Aborts what is over its time. A deadline counts from the first tick after the request came."""
+        for request_id, due_s in list(self.due.items()):
+            if self.requests.is_over(request_id):
+                del self.due[request_id]
+                continue
+            allowed_s = self.requests.submit_of(self.requests.row_of[request_id]).deadline_s
+            if due_s is None:
+                self.due[request_id] = now_s + allowed_s
+            elif now_s >= due_s:
+                text = f"the request wasn't done within its deadline of {allowed_s} s"
+                self.abort(request_id, ABORTED, DeadlinePassed.http_status, text)
+
+    def snapshot(self) -> Any:
+        """What changes, for the search."""
+        return tuple(self.due.items())
+
+    def restore(self, taken: Any) -> None:
+        """Back to a snapshot."""
+        self.due = dict(taken)

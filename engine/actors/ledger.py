@@ -1,0 +1,80 @@
+"""What a rank counts for its metrics; no decision reads it.
+
+Names are those that are scraped, without prefix, with labels in braces.
+"""
+
+from __future__ import annotations
+
+from engine.actors.batches import Batch
+from engine.actors.planning import Planner
+from engine.actors.requests import Requests
+from engine.actors.schedule import MODES, RATIO_ONE, Decision
+from engine.config import PAGE_TOKENS
+from engine.memory.pages import PagePool
+from engine.messages import StepDone
+
+PATHS = ("decode_graph", "decode_none", "prefill_graph", "prefill_none")
+
+
+class Ledger:
+    """Totals since the start; every label combination exists from the start with 0."""
+
+    def __init__(self) -> None:
+        self.tokens = {"prefill_compute": 0, "decode": 0}
+        self.passes = dict.fromkeys(PATHS, 0)
+        self.seconds = dict.fromkeys(MODES[:-1], 0.0)
+        self._before: tuple[float, int] | None = None
+        self._throughput = 0.0
+
+    def note_launch(self, batch: Batch, decision: Decision) -> None:
+        """A step went to the device."""
+        path = "prefill" if decision.extend else "decode"
+        self.passes[f"{path}_{'graph' if decision.bucket else 'none'}"] += 1
+        self.tokens["prefill_compute"] += int(batch.counts[batch.decodes :].sum())
+
+    def note_done(self, batch: Batch, done: StepDone) -> None:
+        """A step's results are on the host."""
+        self.tokens["decode"] += int(batch.samples.sum())
+        self.seconds[batch.step.mode] += done.seconds
+
+    def note_tick(self, now_s: float) -> None:
+        """Throughput between two ticks, in output tokens a second."""
+        output = self.tokens["decode"]
+        if self._before is not None and now_s > self._before[0]:
+            self._throughput = (output - self._before[1]) / (now_s - self._before[0])
+        self._before = (now_s, output)
+
+    def counters(self, requests: Requests, planner: Planner) -> dict[str, float]:
+        """All figures by name."""
+        full, window = requests.held.full, requests.held.window
+        retracted = planner.retracted
+        figures: dict[str, float] = {
+            "num_running_reqs": requests.rows("active").size,
+            "num_queue_reqs": requests.rows("waiting").size,
+            "num_retracted_reqs": requests.machine.within("retracted").size,
+            "num_retracted_requests_total": retracted[0],
+            "num_retracted_input_tokens_total": retracted[1],
+            "num_retracted_output_tokens_total": retracted[2],
+            "token_usage": max(_usage(full), _usage(window)),
+            "full_token_usage": _usage(full),
+            "swa_token_usage": _usage(window),
+            "num_used_tokens": (full.usable - full.free) * PAGE_TOKENS,
+            "kv_available_tokens": full.free * PAGE_TOKENS,
+            "max_total_num_tokens": full.usable * PAGE_TOKENS,
+            "page_size": PAGE_TOKENS,
+            "num_pages": full.total,
+            "new_token_ratio": planner.ratio / RATIO_ONE,
+            "gen_throughput": self._throughput,
+        }
+        labelled = (
+            ("realtime_tokens_total", "mode", self.tokens),
+            ("cuda_graph_passes_total", "mode", self.passes),
+            ("forward_execution_seconds_total", "category", self.seconds),
+        )
+        for name, label, values in labelled:
+            figures.update((f'{name}{{{label}="{value}"}}', amount) for value, amount in values.items())
+        return figures
+
+
+def _usage(pool: PagePool) -> float:
+    return 1.0 - pool.free / pool.usable

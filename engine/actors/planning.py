@@ -1,0 +1,232 @@
+"""Who rides in the next step: decode rows with their pages, prompt chunks, admissions, retractions.
+
+A plan may be made while the step before it runs. Rows that end in that step ride in vain, and their results
+are dropped when they come. A request whose pages others need is left out of the plan first and retracted by a
+later one, when no step in flight reads them (I5).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from engine.actors.batches import Batch, Draft, assemble, new_draft
+from engine.actors.requests import Requests, ending
+from engine.actors.schedule import (
+    RATIO_FIRST,
+    Column,
+    Graphs,
+    Rows,
+    can_admit,
+    chunk_end,
+    decayed,
+    expected_pages,
+    line,
+    raised,
+)
+from engine.config import PAGE_TOKENS
+from engine.memory.pages import pages_for
+from engine.messages import FAILED
+
+DECODE_WINDOW_PAGES = 2
+"""Window pages that a decoding request holds at most: a window of one page or less touches two pages."""
+
+
+class Planner:
+    """Forms batches from the request table.
+
+    chunk_tokens  prompt tokens of one step, at most
+    ratio         share of what running requests may still generate that admission sets aside, in 1/1024
+    retracted     requests, their prompt tokens, their output tokens, since the start
+    """
+
+    def __init__(self, requests: Requests, chunk_tokens: int, graphs: Graphs) -> None:
+        self.requests = requests
+        self.held = requests.held
+        self.chunk_tokens = chunk_tokens
+        self.graphs = graphs
+        self.ratio = RATIO_FIRST
+        self.retracted = [0, 0, 0]
+
+    def next_batch(self, epoch: int) -> Batch | None:
+        """The batch of this epoch; None where nothing can run before a step in flight ends.
+
+        With nothing in flight, None means that no request is left: whoever blocks is retracted or failed.
+        """
+        while True:
+            draft = new_draft()
+            leaving = self._decode(draft)
+            self._prefill(draft, leaving)
+            if not draft.empty:
+                self.ratio = decayed(self.ratio)
+                return assemble(self.requests, epoch, draft, self.graphs)
+            if not self._unblock():
+                return None
+
+    def snapshot(self) -> tuple[int, tuple[int, ...]]:
+        """What changes, for the search."""
+        return self.ratio, tuple(self.retracted)
+
+    def restore(self, taken: tuple[int, tuple[int, ...]]) -> None:
+        """Back to a snapshot."""
+        self.ratio, self.retracted = taken[0], list(taken[1])
+
+    def _in_line(self, rows: Rows) -> Rows:
+        r = self.requests
+        ordered: Rows = rows[line(r.passed[rows], r.priority[rows], r.arrival[rows])]
+        return ordered
+
+    # -- decode rows ---------------------------------------------------------------------------
+
+    def _decode(self, draft: Draft) -> set[int]:
+        """Every request that may gain a token and has, or gets, a page for it; returns who must leave."""
+        r = self.requests
+        active = r.rows("active")
+        planned = r.planned[active]
+        rows = active[(planned >= r.feed_to[active]) & (planned + 1 < r.ends_at[active])]
+        lacking = rows[r.planned[rows] >= self.held.mapped[rows] * PAGE_TOKENS]
+        if not lacking.size:
+            draft.decodes = rows
+            return set()
+        held = self.held
+        leaving = self._make_room(active, set(lacking.tolist()))
+        without = set(leaving)
+        for row in self._in_line(lacking).tolist():
+            if row in leaving:
+                continue
+            if held.free_pages():
+                draft.entries += held.take_pages(row, 1)
+            else:
+                without.add(row)
+        draft.decodes = np.array([row for row in rows.tolist() if row not in without], np.intp)
+        return leaving
+
+    def _make_room(self, active: Rows, lacking: set[int]) -> set[int]:
+        """Who must leave, last in line first, so that the lacking rows that stay have a page each.
+
+        Pages that come back when a step in flight ends count, so that nobody leaves in vain.
+        """
+        r = self.requests
+        coming = r.rows("ending").tolist()
+        full = self.held.full.free + sum(len(self.held.full_pages[row]) for row in coming)
+        window = self.held.window.free + sum(len(self.held.window_pages[row]) for row in coming)
+        candidates = self._in_line(active).tolist()
+        leaving: set[int] = set()
+        while len(lacking - leaving) > min(full, window) and len(candidates) > 1:
+            victim = candidates.pop()
+            leaving.add(victim)
+            full += len(self.held.full_pages[victim])
+            window += len(self.held.window_pages[victim])
+            if not r.in_flight[victim]:
+                self._retract(victim)
+        return leaving
+
+    def _retract(self, row: int) -> None:
+        """Its pages go back; it waits with its tokens, which are computed anew. Counts as a pass."""
+        r = self.requests
+        self.ratio = raised(self.ratio)
+        counts = (1, int(r.prompt[row]), int(r.known[row] - r.prompt[row]))
+        self.retracted = [total + count for total, count in zip(self.retracted, counts, strict=True)]
+        r.passed[row] += 1
+        r.fire("Retract", np.array([row]))
+
+    # -- prompts -------------------------------------------------------------------------------
+
+    def _prefill(self, draft: Draft, leaving: set[int]) -> None:
+        """Chunks of prompts that have begun, then of new requests while tokens of this step are left."""
+        r = self.requests
+        active = r.rows("active")
+        room = self.chunk_tokens
+        for row in self._in_line(active[r.planned[active] < r.feed_to[active]]).tolist():
+            if row in leaving:
+                continue
+            taken = self._chunk(draft, row, room)
+            if not taken:
+                return
+            room -= taken
+        # Whoever leaves does so for want of pages: then nobody new comes.
+        while (
+            not leaving
+            and room > 0
+            and self.held.free_slots
+            and (row := self._next_admitted(room)) is not None
+        ):
+            draft.bound.append(row)
+            room -= self._chunk(draft, row, room)
+
+    def _chunk(self, draft: Draft, row: int, room: int) -> int:
+        """Adds the row's next chunk as far as tokens and pages go; returns its tokens, 0: it must wait."""
+        r = self.requests
+        start, mapped = int(r.planned[row]), int(self.held.mapped[row])
+        end = chunk_end(start, int(r.feed_to[row]), room, self.chunk_tokens)
+        end = min(end, (mapped + self.held.free_pages()) * PAGE_TOKENS)
+        if end <= start:
+            return 0
+        if pages_for(end) > mapped:
+            draft.entries += self.held.take_pages(row, pages_for(end) - mapped)
+        draft.chunks.append((row, start, end))
+        return end - start
+
+    def _next_admitted(self, room: int) -> int | None:
+        """Admits the first in line that waits; None where there is none or it doesn't fit now."""
+        r = self.requests
+        waiting = r.rows("waiting")
+        if not waiting.size:
+            return None
+        row = int(self._in_line(waiting)[0])
+        if not chunk_end(0, int(r.known[row]), room, self.chunk_tokens) or not self._fits(row):
+            return None
+        r.passed[waiting[r.arrival[waiting] < r.arrival[row]]] += 1
+        r.fire("Admit", np.array([row]))
+        return row
+
+    def _fits(self, row: int) -> bool:
+        """Whether both pools have pages for it beside what the running ones are expected to need."""
+        r = self.requests
+        active = r.rows("active")
+        own = np.array([row])
+        computed = np.maximum(r.planned[active], r.feed_to[active])
+        later = expected_pages(computed, r.ends_at[active], self.ratio) - self.held.mapped[active]
+        expected = int(expected_pages(r.known[own], r.ends_at[own], self.ratio)[0])
+        held = self.held.mapped[active] - self.held.window_first[active]
+        nearly = self._window_pages(computed - r.planned[active]) - held
+        alone = not active.size
+        return can_admit(
+            pages_for(int(r.known[row])),
+            expected,
+            self.held.full.free,
+            int(np.maximum(later, 0).sum()),
+            alone,
+        ) and can_admit(
+            1,
+            int(self._window_pages(r.known[own])[0]),
+            self.held.window.free,
+            int(np.maximum(nearly, 0).sum()),
+            alone,
+        )
+
+    def _window_pages(self, left: Column) -> Column:
+        """Window pages that a request with so many prompt tokens before it wants to hold."""
+        chunk = np.minimum(left, self.chunk_tokens)
+        pages: Column = np.maximum(-(-chunk // PAGE_TOKENS) + 1, DECODE_WINDOW_PAGES)
+        return pages
+
+    def _unblock(self) -> bool:
+        """With nothing in flight and nobody able to run: retracts the last in line, or fails the only one."""
+        r = self.requests
+        if r.in_flight.any():
+            return False
+        active = self._in_line(r.rows("active")).tolist()
+        if len(active) > 1:
+            self._retract(active[-1])
+            return True
+        stuck = active or self._in_line(r.rows("waiting")).tolist()
+        if stuck:
+            r.end("Fail", stuck[0], ending(FAILED, 400, self._too_long(stuck[0])))
+        return bool(stuck)
+
+    def _too_long(self, row: int) -> str:
+        r = self.requests
+        return (
+            f"the cache of {self.held.full.usable * PAGE_TOKENS} tokens, alone, can't hold the request: "
+            f"{int(r.prompt[row])} prompt tokens and {int(r.known[row] - r.prompt[row])} generated"
+        )
