@@ -1,4 +1,4 @@
-"""`python -m engine rank`: one rank's process; `serve` starts it and writes its settings to standard input."""
+"""`python -m engine rank`: one rank's process; `serve` starts it and writes it its settings."""
 
 from __future__ import annotations
 
