@@ -32,7 +32,7 @@ NEW_TOKENS = 64
 PAIRS = 9
 TEXT = (
     "The scheduler keeps a queue of requests and a pool of pages. A request waits until its pages fit, then "
-    "its prompt is read in chunks while other requests go on. Every page has one owner, and a page is given back "
+    "its prompt is read in chunks while other requests go on. Every page has one owner, and is given back "
     "when its last reader has gone. The table below lists the fields of a record with their types and units. "
 )
 
