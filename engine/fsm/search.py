@@ -30,6 +30,7 @@ KEYS = {
     "workload": list,
     "environment": dict,
     "ends": dict,
+    "local": list,
 }
 NEEDED = ("name", "say", "order", "timeouts", "states", "core")
 
@@ -56,6 +57,8 @@ class Search:
     cores        name -> what builds the core
     environment  builds the process that answers effects and makes choices; None: effects go nowhere
     ends         core name -> states in which a run may end; others may end wherever they needn't leave
+    local        cores of one process: what they send each other is in the mailbox at once, so that whatever
+                 comes from elsewhere arrives behind it
     states       how many states it finds, as committed
     """
 
@@ -74,6 +77,7 @@ class Search:
     invariants: tuple[tuple[str, Callable[[Any], bool]], ...]
     at_end: tuple[tuple[str, Callable[[Any], bool]], ...]
     ends: dict[str, tuple[str, ...]]
+    local: tuple[str, ...]
 
 
 def load_search(path: Path) -> Search:
@@ -92,9 +96,9 @@ def load_search(path: Path) -> Search:
     if environment is not None:
         _only(where, "environment", environment, ("make", "args"), ("make",))
         environment = partial(resolve(environment["make"], where), **environment.get("args", {}))
-    for name in body.get("ends", {}):
+    for name in (*body.get("ends", {}), *body.get("local", ())):
         if name not in cores:
-            raise SpecError(f"{where}: ends: '{name}' isn't a core of this search: {', '.join(cores)}")
+            raise SpecError(f"{where}: ends or local: '{name}' isn't a core; cores: {', '.join(cores)}")
     return Search(
         path=path,
         deep=body.get("deep", False),
@@ -105,6 +109,7 @@ def load_search(path: Path) -> Search:
         environment=environment,
         invariants=tuple((name, resolve(name, where)) for name in body.get("invariants", ())),
         at_end=tuple((name, resolve(name, where)) for name in body.get("at_end", ())),
+        local=tuple(body.get("local", ())),
         ends={name: tuple(states) for name, states in body.get("ends", {}).items()},
         **{key: body[key] for key in ("name", "say", "order", "timeouts", "states")},
     )

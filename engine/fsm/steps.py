@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+from engine.fsm.brief import brief
 from engine.fsm.search import Search
 from engine.fsm.world import Processes, Reaction, World
 
@@ -42,6 +43,7 @@ class Steps:
         self.search = search
         self.processes = Processes(search)
         self.start = State(self.processes.start, (), 0, 0)
+        self._local = {self.processes.index[name] for name in search.local}
         self._in_order = search.order == "pair"
         names, number = self.processes.index, self.processes.messages.number
         self._work = [(names[item.to], number(item.message), item) for item in search.workload]
@@ -76,7 +78,11 @@ class Steps:
         return self.search.timeout_limit is not None and state.fired >= self.search.timeout_limit
 
     def _deliveries(self, state: State) -> Iterator[Move]:
+        local = self._local
+        busy = {to for (sender, to), _ in state.channels if sender in local and to in local}
         for (sender, receiver), messages in state.channels:
+            if receiver in busy and sender not in local:
+                continue  # It arrives behind what is already in the mailbox.
             for message in messages[:1] if self._in_order else dict.fromkeys(messages):
                 yield Move("deliver", sender, receiver, message)
 
@@ -171,9 +177,9 @@ class Steps:
         if move.kind == "time-out":
             line = f"{who}: time-out"
         elif move.kind == "send":
-            line = f"{self._work[move.what][2].sender} -> {who}: {self._work[move.what][2].message}"
+            line = f"{self._work[move.what][2].sender} -> {who}: {brief(self._work[move.what][2].message)}"
         else:
-            line = f"{names[move.sender]} -> {who}: {self.processes.messages.values[move.what]}"
+            line = f"{names[move.sender]} -> {who}: {brief(self.processes.messages.values[move.what])}"
         before = self.processes.live(move.receiver, state.snaps[move.receiver]).state
         after, fault = self.take(state, move)
         there = self.processes.live(move.receiver, after.snaps[move.receiver]).state

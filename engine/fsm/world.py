@@ -72,7 +72,9 @@ class Processes:
         self.snaps = [Ids() for _ in range(len(self.names) + 1)]
         self.fired: set[tuple[str, int]] = set()  # (spec name, row number)
         self._builders: list[Callable[[], Any]] = [*search.cores.values()]
+        self.environment: int | None = None  # Its index.
         if search.environment is not None:
+            self.environment = len(self.names)
             self._builders.append(search.environment)
         self._scratch = [build() for build in self._builders]
         self._fixed = [_fixed(process) for process in self._scratch]
@@ -81,11 +83,6 @@ class Processes:
         self.start = tuple(
             self.snaps[i].number(process.snapshot()) for i, process in enumerate(self._scratch)
         )
-
-    @property
-    def environment(self) -> int | None:
-        """The environment's index, None without one."""
-        return len(self.names) if len(self._builders) > len(self.names) else None
 
     def specs(self) -> list[Spec]:
         """The specs of all machines that take part, array machines included."""
