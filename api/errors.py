@@ -6,7 +6,7 @@ from typing import Any
 
 import orjson
 
-from engine.errors import BadRequest, EngineError, UnknownModel
+from engine.errors import BadRequest, EngineError, NotServing, QueueFull, UnknownModel
 from engine.messages import Delta
 
 RETRY_AFTER_S = 1
@@ -44,7 +44,8 @@ class RequestEnded(EngineError):
     def __init__(self, delta: Delta) -> None:
         super().__init__(delta.message)
         self.http_status = delta.status
-        self.kind = "invalid_request_error" if 400 <= delta.status < 500 else "internal_error"
+        client_fault = "invalid_request_error" if 400 <= delta.status < 500 else EngineError.kind
+        self.kind = {429: QueueFull.kind, 503: NotServing.kind}.get(delta.status, client_fault)
 
 
 def error_object(error: Exception) -> dict[str, Any]:

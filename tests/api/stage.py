@@ -19,8 +19,9 @@ from engine.actors.ask import Asks
 from engine.actors.core import Core
 from engine.actors.detok import Detok
 from engine.actors.ingress import Ingress
+from engine.actors.intake import RankSetup
 from engine.actors.mailbox import Mailbox
-from engine.actors.rank import Rank, RankSetup
+from engine.actors.rank import Rank
 from engine.actors.shell import Shell
 from engine.actors.timers import Timers
 from engine.config import NANO, Settings
