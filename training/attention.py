@@ -197,12 +197,14 @@ class Attention(nn.Module):
         if ratio == 4:
             self.indexer = Indexer(g)
 
-    def forward(self, x: Tensor, tables: dict[str, Tensor], stage: str) -> tuple[Tensor, Tensor]:
-        """Output [B, S, H] and the indexer's loss (0 where it does not learn).
+    def forward(
+        self, x: Tensor, tables: dict[str, Tensor], indexed: bool, selecting: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Output [B, S, H] and the indexer's loss (0 where it is idle).
 
-        x       [B, S, H] after attn_norm
-        stage   "dense": all entries, indexer idle; "index": the same, indexer learns; "select": top-k entries,
-                indexer learns
+        x          [B, S, H] after attn_norm
+        indexed    the indexer runs and learns; c4 layers only
+        selecting  bool scalar: an indexed layer sees the top-k entries alone. A tensor, so that both share one graph
         """
         batch, length, _ = x.shape
         g = self.geometry
@@ -218,11 +220,11 @@ class Attention(nn.Module):
             return self._project(output, cos, sin), loss
         entries = self.compressor(x, cos[:: self.ratio], sin[:: self.ratio])
         causal = causal_entries(length, self.ratio, x.device)[None]
-        if self.ratio != 4 or stage == "dense":
+        if not indexed:
             output, _ = attend(q, kv, self.attn_sink, entries, causal)
             return self._project(output, cos, sin), loss
         scores = self.indexer(x, qr, tables)
-        visible = causal if stage == "index" else best_entries(scores, causal, g.index_topk)
+        visible = causal & (best_entries(scores, causal, g.index_topk) | ~selecting)
         output, mass = attend(q, kv, self.attn_sink, entries, visible)
         return self._project(output, cos, sin), index_loss(scores, mass, visible)
 

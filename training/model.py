@@ -61,16 +61,26 @@ class Layer(nn.Module):
         self.ffn = Experts(g, index < g.num_hash_layers)
 
     def forward(
-        self, streams: Tensor, ids: Tensor, tables: dict[str, Tensor], stage: str
+        self, streams: Tensor, ids: Tensor, tables: dict[str, Tensor], indexed: bool, selecting: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Streams [B * S, hc, H] of the same, expert loads [E], indexer loss; ids [B, S]."""
-        batch, length = ids.shape
+        streams, index_loss = self.attention_half(streams, ids, tables, indexed, selecting)
+        streams, load = self.expert_half(streams, ids)
+        return streams, load, index_loss
+
+    def attention_half(
+        self, streams: Tensor, ids: Tensor, tables: dict[str, Tensor], indexed: bool, selecting: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Streams after attention, and the indexer's loss."""
         u, post, comb = self.hc_attn.collapse(streams)
-        out, index_loss = self.attn(self.attn_norm(u).view(batch, length, -1), tables, stage)
-        streams = spread(out.flatten(0, 1), streams, post, comb)
+        out, index_loss = self.attn(self.attn_norm(u).view(*ids.shape, -1), tables, indexed, selecting)
+        return spread(out.flatten(0, 1), streams, post, comb), index_loss
+
+    def expert_half(self, streams: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Streams after the experts, and their loads."""
         u, post, comb = self.hc_ffn.collapse(streams)
         out, load = self.ffn(self.ffn_norm(u), ids.flatten())
-        return spread(out, streams, post, comb), load, index_loss
+        return spread(out, streams, post, comb), load
 
 
 class Head(nn.Module):
@@ -127,14 +137,20 @@ class Model(nn.Module):
                 for part in ("cos", "sin")}
 
     def streams(self, ids: Tensor, stage: str) -> tuple[Tensor, list[Tensor], Tensor]:
-        """Streams [B * S, hc, H] after the last layer, loads of each layer, sum of the indexers' losses."""
+        """Streams [B * S, hc, H] after the last layer, loads of each layer, sum of the indexers' losses.
+
+        stage   "dense": queries see all compressed entries, the indexer is idle; "index": the same, and the indexer
+                learns; "select": queries see the indexer's best entries, and it goes on learning
+        """
         x = self.embed(ids).flatten(0, 1)
         streams = x[:, None].expand(-1, self.geometry.hc_mult, -1).contiguous()
         tables = self.tables()
         loads: list[Tensor] = []
         index_loss = torch.zeros((), device=x.device)
+        selecting = torch.tensor(stage == "select", device=x.device)
         for layer in self.layers:
-            streams, load, loss = layer(streams, ids, tables, stage)
+            indexed = layer.attn.ratio == 4 and stage != "dense"
+            streams, load, loss = layer(streams, ids, tables, indexed, selecting)
             loads.append(load)
             index_loss = index_loss + loss
         return streams, loads, index_loss
@@ -176,8 +192,9 @@ def use_bf16(model: Model) -> Model:
 
 
 def compile_model(model: Model) -> None:
-    """Compiles each layer and the head for fixed shapes; layers of one kind share their code."""
+    """Compiles half layers and the head for fixed shapes: seven graphs, as halves of one kind share their code."""
     torch._dynamo.config.cache_size_limit = 64
     for layer in model.layers:
-        layer.compile(dynamic=False)
-    model.head.compile(dynamic=False)
+        layer.attention_half = torch.compile(layer.attention_half, dynamic=False, fullgraph=True)
+        layer.expert_half = torch.compile(layer.expert_half, dynamic=False, fullgraph=True)
+    model.head.compile(dynamic=False, fullgraph=True)
