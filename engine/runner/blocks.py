@@ -28,24 +28,29 @@ def plan_blocks(
     if single_rows or request.size == slots.size:
         rows = np.arange(request.size)[:, None]
         return (_blocks(state, slots, request, position, rows, in_order=True, to=to),), None
-    counts = np.bincount(request[request >= 0], minlength=slots.size)
-    firsts = np.cumsum(counts) - counts
-    blocks, low, done = [], 0, 0
-    place = np.zeros(request.size, dtype=np.int64)
-    for longest, width in CLASSES:
-        chosen = np.flatnonzero((counts > low) & (counts <= longest))
-        low = longest
-        if not chosen.size:
-            continue
-        pieces = -(-counts[chosen] // width)
-        owner = np.repeat(chosen, pieces)
-        piece = np.arange(owner.size) - np.repeat(np.cumsum(pieces) - pieces, pieces)
-        row = (piece * width)[:, None] + np.arange(width)
-        rows = np.where(row < counts[owner, None], firsts[owner, None] + row, -1)
-        place[rows[rows >= 0]] = done + np.flatnonzero(rows.ravel() >= 0)
-        done += rows.size
-        blocks.append(_blocks(state, slots, request, position, rows, in_order=False, to=to))
+    counts = np.bincount(request, minlength=slots.size)
+    rows_of = [rows for longest, width in CLASSES if (rows := _rows_of_class(counts, longest, width)).size]
+    in_order = len(rows_of) == 1 and rows_of[0].size == request.size
+    blocks = [_blocks(state, slots, request, position, rows, in_order=in_order, to=to) for rows in rows_of]
+    if in_order:
+        return tuple(blocks), None
+    places = np.concatenate([rows.ravel() for rows in rows_of])
+    own = np.flatnonzero(places >= 0)
+    place = np.empty(request.size, dtype=np.int64)
+    place[places[own]] = own
     return tuple(blocks), place
+
+
+def _rows_of_class(counts: Int, longest: int, width: int) -> Int:
+    """Step rows [blocks, W] of the requests that belong to class (longest, width), -1 for padding."""
+    shorter = max((reach for reach, _ in CLASSES if reach < longest), default=0)
+    chosen = np.flatnonzero((counts > shorter) & (counts <= longest))
+    pieces = -(-counts[chosen] // width)
+    owner = np.repeat(chosen, pieces)
+    piece = np.arange(owner.size) - np.repeat(np.cumsum(pieces) - pieces, pieces)
+    row = (piece * width)[:, None] + np.arange(width)
+    firsts = np.cumsum(counts) - counts
+    return np.where(row < counts[owner, None], firsts[owner, None] + row, -1)
 
 
 def _blocks(

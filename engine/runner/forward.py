@@ -3,7 +3,7 @@
     for bind in step.binds:
         state.bind(bind.slot, bind.generation)
     state.map_pages(np.frombuffer(step.pages, np.int32).reshape(-1, 4))
-    plan = plan_step(state, step, row_tile=model.row_tile)          # host only
+    plan = plan_step(state, step, model)                            # host only
     out = forward(model, state, plan)                               # no host read, commits nothing
     tokens = sample(out.logits)                                     # row i is plan.batch.logit_rows[i]
     commit_step(model, state, plan, out.pending, lens)              # lens [B]; None: every row

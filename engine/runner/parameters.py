@@ -10,9 +10,10 @@ from torch import Tensor
 
 from engine.errors import BadRequest
 from engine.messages import Sampling, SlotBind
+from engine.runner.randomness import request_keys
 
 TEMPERATURE, TOP_P, MIN_P, REPETITION, FREQUENCY, PRESENCE = range(6)
-SEED, CHILD, TOP_K = range(3)
+KEY, TOP_K = range(2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +21,6 @@ class Features:
     """What one slot's sampling needs; known on the host, so that no step computes what no row asked for.
 
     top_k            host copy of the limit, 0 off
-    nucleus          top_p is below 1
     stop_from        first position at which EOS and stop tokens may be sampled
     logprobs         -1 none, k >= 0 the chosen token's and the k best
     prompt_logprobs  the same for prompt tokens
@@ -29,7 +29,6 @@ class Features:
     greedy: bool
     filtered: bool
     top_k: int
-    nucleus: bool
     penalised: bool
     biased: bool
     stop_from: int
@@ -45,14 +44,14 @@ class SlotParameters:
     """One row a slot. Binding a slot replaces all of its row.
 
     floats  float32 [slots, 6], columns TEMPERATURE .. PRESENCE
-    ints    int64 [slots, 3], columns SEED, CHILD, TOP_K (0: off)
+    ints    int64 [slots, 2], columns KEY (of randomness.request_keys), TOP_K (0: off)
     """
 
     def __init__(self, slots: int, vocab_size: int, eos_ids: Sequence[int], device: torch.device) -> None:
         self.vocab_size = vocab_size
         self.eos_ids = tuple(eos_ids)
         self.floats = torch.zeros(slots, 6, device=device)
-        self.ints = torch.zeros(slots, 3, dtype=torch.int64, device=device)
+        self.ints = torch.zeros(slots, 2, dtype=torch.int64, device=device)
         self.features: list[Features | None] = [None] * slots
         self.bias: dict[int, tuple[Tensor, Tensor]] = {}
         self.stops: dict[int, Tensor] = {}
@@ -76,7 +75,8 @@ class SlotParameters:
             ),
             device=device,
         )
-        self.ints[slot] = torch.tensor((sampling.seed, bind.child, features.top_k), device=device)
+        seed, child, top_k = torch.tensor((sampling.seed, bind.child, features.top_k), device=device)
+        self.ints[slot] = torch.stack((request_keys(seed, child), top_k))
         if sampling.logit_bias:
             ids = self._token_ids([token for token, _ in sampling.logit_bias], "logit_bias")
             self.bias[slot] = (ids, torch.tensor([value for _, value in sampling.logit_bias], device=device))
@@ -103,7 +103,6 @@ def features_of(sampling: Sampling, prompt_tokens: int, vocab_size: int) -> Feat
     return Features(
         greedy=sampling.temperature == 0.0 or sampling.top_k == 1,
         top_k=top_k,
-        nucleus=sampling.top_p < 1.0,
         filtered=top_k > 0 or sampling.top_p < 1.0 or sampling.min_p > 0.0,
         penalised=(
             sampling.repetition_penalty != 1.0

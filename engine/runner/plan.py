@@ -15,6 +15,7 @@ from engine.errors import PageAccounting
 from engine.memory.pools import KVState
 from engine.messages import RunStep
 from engine.model.config import C4, C128, PAGE_TOKENS
+from engine.model.model import DeepseekV4
 from engine.model.step import CommitGroup, CommitRows, StepRows
 from engine.runner.batch import ForwardBatch, build_batch
 from engine.runner.blocks import plan_blocks
@@ -43,18 +44,18 @@ class Plan:
 
 
 def plan_step(
-    state: KVState, step: RunStep, *, row_tile: int, every_logit: bool = False, taps: tuple[int, ...] = ()
+    state: KVState, step: RunStep, model: DeepseekV4, *, every_logit: bool = False, taps: tuple[int, ...] = ()
 ) -> Plan:
     """Plans a step of a single rank that runs eagerly.
 
-    row_tile  the model's `row_tile`; above 1 (deterministic mode) every query is also a block of its own
-    raises    PageAccounting for a stale generation or an unmapped page; ShapeMismatch for unequal columns
+    model   decides on padding and on how queries share keys
+    raises  PageAccounting for a stale generation or an unmapped page; ShapeMismatch for unequal columns
     """
     batch = build_batch(
-        step, rank=0, peers=(), row_tile=row_tile, every_logit=every_logit, taps=taps,
+        step, rank=0, peers=(), row_tile=model.row_tile, every_logit=every_logit, taps=taps,
         graph_key="", tbo_boundary=-1, cp_segments=(),
     )  # fmt: skip
-    return plan_batch(state, batch, single_rows=row_tile > 1)
+    return plan_batch(state, batch, single_rows=model.single_rows)
 
 
 def plan_batch(state: KVState, batch: ForwardBatch, *, single_rows: bool) -> Plan:

@@ -26,19 +26,24 @@ class Purpose(IntEnum):
     RESIDUAL = 3
 
 
-def random_bits(seeds: Tensor, children: Tensor, positions: Tensor, purpose: Purpose) -> Tensor:
-    """64 random bits a row as int64 [R]; the three arguments are int64 [R] on one device."""
-    bits = torch.full_like(seeds, int(purpose) + 1)
-    for word in (seeds, children, positions):
-        bits = _mix((bits ^ word) + _GOLDEN)
-    return _mix(bits + _GOLDEN)
+def request_keys(seeds: Tensor, children: Tensor) -> Tensor:
+    """The part of the key that lives as long as a request, int64 [R]; both arguments are int64 [R]."""
+    return _absorb(_absorb(torch.zeros_like(seeds), seeds), children)
 
 
-def uniforms(seeds: Tensor, children: Tensor, positions: Tensor, purpose: Purpose) -> Tensor:
+def random_bits(keys: Tensor, positions: Tensor, purpose: Purpose) -> Tensor:
+    """64 random bits a row, int64 [R]; keys are of `request_keys`, positions int64 [R]."""
+    return _absorb(_absorb(keys, positions), torch.full_like(keys, int(purpose)))
+
+
+def uniforms(keys: Tensor, positions: Tensor, purpose: Purpose) -> Tensor:
     """Uniform float64 [R], strictly inside (0, 1), on a grid of 2^-48."""
-    bits = random_bits(seeds, children, positions, purpose)
-    top = _shift_right(bits, 64 - _UNIFORM_BITS)
+    top = _shift_right(random_bits(keys, positions, purpose), 64 - _UNIFORM_BITS)
     return (top.to(torch.float64) + 0.5) * 2.0**-_UNIFORM_BITS
+
+
+def _absorb(state: Tensor, word: Tensor) -> Tensor:
+    return _mix((state ^ word) + _GOLDEN)
 
 
 def _mix(z: Tensor) -> Tensor:

@@ -74,7 +74,7 @@ class StepRunner:
         )  # fmt: skip
         wanted = self._wanted(batch, np.frombuffer(job.samples, np.uint8))
         plan = plan_batch(
-            self.state, replace(batch, logit_rows=wanted.rows), single_rows=self.model.row_tile > 1
+            self.state, replace(batch, logit_rows=wanted.rows), single_rows=self.model.single_rows
         )
         out = forward(self.model, self.state, plan)
         commit_step(self.model, self.state, plan, out.pending)

@@ -34,21 +34,20 @@ def processed(
 
 
 def distribution(logits: Sequence[float], s: Sampling) -> list[float]:
-    """Exact probabilities after temperature, top-k, top-p, min-p; ties with the last kept token stay."""
+    """Exact probabilities after temperature, top-k, top-p, min-p; of equals the lowest id is first."""
     if s.temperature == 0:
         best = max(range(len(logits)), key=lambda token: logits[token])
         return [float(token == best) for token in range(len(logits))]
     peak = max(logits)
     weights = [math.exp((value - peak) / s.temperature) for value in logits]
-    ranked = sorted(weights, reverse=True)
+    ranked = sorted(range(len(weights)), key=lambda token: (-weights[token], token))
     if s.top_k:
         ranked = ranked[: s.top_k]
-    total, below, least = sum(ranked), 0.0, 0.0
-    for weight in ranked:
-        if s.top_p < 1 and below >= s.top_p * total:
+    total, below, kept = sum(weights[token] for token in ranked), 0.0, []
+    for token in ranked:
+        if kept and ((s.top_p < 1 and below >= s.top_p * total) or weights[token] < s.min_p):
             break
-        least = weight
-        below += weight
-    least = max(least, s.min_p * ranked[0])
-    kept = [weight if weight >= least else 0.0 for weight in weights]
-    return [weight / sum(kept) for weight in kept]
+        kept.append(token)
+        below += weights[token]
+    share = sum(weights[token] for token in kept)
+    return [weights[token] / share if token in kept else 0.0 for token in range(len(weights))]

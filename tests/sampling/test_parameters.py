@@ -10,15 +10,15 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from naive import distribution, processed
 
 from engine.errors import BadRequest
 from engine.messages import Sampling
-from engine.runner.filters import keep_thresholds
+from engine.runner.filters import draw_filtered
 from engine.runner.sampling import Rows
+from tests.sampling.naive import distribution, processed
 
 if TYPE_CHECKING:
-    from conftest import Bench
+    from tests.sampling.conftest import Bench
 
 
 def random_logits(rows: int, vocab_size: int, seed: int) -> torch.Tensor:
@@ -28,35 +28,41 @@ def random_logits(rows: int, vocab_size: int, seed: int) -> torch.Tensor:
 @given(
     seed=st.integers(0, 2**31),
     temperature=st.sampled_from((0.05, 0.7, 1.0, 3.0)),
-    top_k=st.sampled_from((0, 1, 2, 5, 63, 64, 1000)),
+    top_k=st.sampled_from((0, 2, 5, 63, 64, 300)),
     top_p=st.sampled_from((1e-6, 0.3, 0.9, 0.999, 1.0)),
     min_p=st.sampled_from((0.0, 0.01, 0.5, 1.0)),
+    vocab_size=st.sampled_from((64, 300, 1500)),
 )
 @settings(max_examples=150, deadline=None)
-def test_thresholds_keep_what_the_definition_keeps(
-    seed: int, temperature: float, top_k: int, top_p: float, min_p: float
+def test_every_rank_is_drawn_at_its_own_share_of_u(
+    seed: int, temperature: float, top_k: int, top_p: float, min_p: float, vocab_size: int
 ) -> None:
-    # A coarse grid makes ties common.
-    logits = (random_logits(1, 64, seed) * 2).round() / 2
-    scaled = (logits - logits.max()) / temperature
-    k = top_k if top_k < 64 else 0
-    largest = 0 if top_p < 1 and k == 0 else max(k, 1)
-    threshold = keep_thresholds(
-        scaled, torch.tensor([k]), torch.tensor([top_p]), torch.tensor([min_p]), largest
-    )
-    sampling = Sampling(1, temperature=temperature, top_k=k, top_p=top_p, min_p=min_p)
+    # A coarse grid makes ties common, within the kept set and at its end.
+    logits = (random_logits(1, vocab_size, seed) * 2).round() / 2
+    weights = ((logits - logits.max()) / temperature).exp()
+    sampling = Sampling(1, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
     expected = distribution(logits[0].tolist(), sampling)
-    kept = [float(value) >= float(threshold) for value in scaled[0]]
-    weights = scaled[0].exp().tolist()
-    # A cut that rounding decides may fall either way; everything else must agree.
-    near_cut = {round(weights[i], 12) for i in range(64) if kept[i] != (expected[i] > 0)}
-    assert len(near_cut) <= 1
-    if near_cut and top_p in (0.3, 0.9, 0.999):
-        above = sum(weights[i] for i in range(64) if weights[i] > max(near_cut))
-        total = sum(sorted(weights, reverse=True)[: k or 64])
-        assert above / total == pytest.approx(top_p, abs=1e-5)
-    else:
-        assert not near_cut or min(near_cut) == pytest.approx(min_p, rel=1e-5)
+    ranked = sorted(range(vocab_size), key=lambda token: (-float(weights[0, token]), token))
+    ends, reached = [], 0.0
+    for token in ranked:
+        reached += expected[token]
+        ends.append(reached)
+    count = sum(p > 0 for p in expected)
+    picks = sorted({0, 1, count // 3, count // 2, count - 1} & set(range(count)))
+    # The middle of a rank's share must give that rank's token; rounding moves only the ends of shares.
+    middles = [ends[rank] - expected[ranked[rank]] / 2 for rank in picks]
+    n = len(picks)
+    found = draw_filtered(
+        weights.expand(n, -1),
+        torch.tensor(middles, dtype=torch.float64),
+        torch.tensor([top_k if top_k < vocab_size else 0] * n),
+        torch.tensor([top_p] * n),
+        torch.tensor([min_p] * n),
+        top_k if top_k < vocab_size else 0,
+    )
+    shares = [expected[ranked[rank]] for rank in picks]
+    exact = [rank for rank, share in zip(picks, shares, strict=True) if share > 1e-6]
+    assert found.tolist()[: len(exact)] == [ranked[rank] for rank in exact]
 
 
 def test_edits_equal_the_reference_for_every_combination(bench: Bench) -> None:
