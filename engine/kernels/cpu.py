@@ -11,6 +11,7 @@ import weakref
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from engine.errors import ShapeMismatch
@@ -39,6 +40,8 @@ class Packed:
 
 class CpuOps(TorchOps):
     """Kernels of this processor's level. Tensors are float32, contiguous, on the CPU."""
+
+    row_invariant = True
 
     def __init__(self) -> None:
         self.level = level()
@@ -136,7 +139,9 @@ class CpuOps(TorchOps):
         rows, hc, hidden = streams.shape
         flat = streams.reshape(rows, hc * hidden)
         mix = self.linear(flat, head.fn) * self.inverse_rms(flat, eps)
-        weights = torch.sigmoid(mix * head.scale + head.base) + hc_eps
+        # torch rounds the last few values of a tensor otherwise than full vectors: none of ours may be last.
+        gates = torch.sigmoid(F.pad(mix * head.scale + head.base, (0, 0, 0, PANEL)))[:rows]
+        weights = gates + hc_eps
         collapsed = (weights.unsqueeze(2) * flat.view(rows, hc, hidden)).sum(1)
         return self.linear(self.rms_norm(collapsed, head.norm, eps), head.head)
 

@@ -20,11 +20,16 @@ DENSE_ENTRIES = 8
 
 @dataclass(frozen=True)
 class LayerStep:
-    """One layer's surroundings in one step. `pending` [T, C] float32 is its place for raw compressor rows."""
+    """One layer's surroundings in one step.
+
+    in_order  selected entries are attended to in ascending order (deterministic mode)
+    pending   [T, C] float32, the layer's place for raw compressor rows
+    """
 
     config: ModelConfig
     ops: TorchOps
     rounding: Rounding
+    in_order: bool
     ratio: int
     rows: StepRows
     turns: Turns
@@ -86,7 +91,7 @@ def _compressed_keys(
         return every
     assert weights.indexer is not None
     scores = _index_scores(x, lora, weights.indexer, block, step)
-    chosen = step.ops.select(scores, topk)
+    chosen = step.ops.select_in_order(scores, topk) if step.in_order else step.ops.select(scores, topk)
     if block.width > 1 and entries <= DENSE_ENTRIES * topk:
         bias = torch.full_like(every.bias, -torch.inf).scatter_(-1, chosen, 0.0)
         return Keys(cache.c4, every.rows, bias + every.bias)

@@ -39,6 +39,9 @@ def tiled(call: Callable[..., Tensor], *rows: Tensor) -> Tensor:
 class TileOps(TorchOps):
     """TorchOps whose rows are independent, bit for bit."""
 
+    row_tile = ROW_TILE
+    row_invariant = True
+
     def linear(self, x: Tensor, weight: Tensor) -> Tensor:
         """As TorchOps.linear, in tiles."""
         plain = super().linear
@@ -137,13 +140,6 @@ class TileOps(TorchOps):
 
         scores = tiled(of_rows, q, head_weights, keys.rows, keys.bias)
         return scores[..., : keys.rows.shape[1]]
-
-    def select(self, scores: Tensor, count: int) -> Tensor:
-        """As TorchOps.select; of equal scores the earlier entry, and entries in ascending order."""
-        chosen = scores.sort(dim=-1, descending=True, stable=True).indices[..., :count]
-        unseen = scores.gather(-1, chosen).isneginf()
-        # Unseen entries go last, so that seen ones stand where they would without selection.
-        return torch.where(unseen, scores.shape[-1] - 1, chosen).sort(dim=-1).values
 
     def route(
         self, x: Tensor, token_ids: Tensor, moe: MoeWeights, count: int, scaling: float

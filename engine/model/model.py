@@ -8,9 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from engine.errors import ConfigError
 from engine.model.attention import LayerStep, attention
 from engine.model.config import C4, C128, ModelConfig
-from engine.model.invariant import ROW_TILE, TileOps
+from engine.model.invariant import TileOps
 from engine.model.ops import TorchOps
 from engine.model.rope import compressed_frequencies, plain_frequencies, turns
 from engine.model.rounding import KVRounding, Rounding
@@ -68,7 +69,7 @@ class DeepseekV4:
     """The backbone.
 
     weights        tensors under DeepSeek's names, experts one by one, already dequantised
-    deterministic  rows are computed in fixed tiles, so that a row's result doesn't depend on its neighbours
+    deterministic  a row's bits don't depend on its neighbours: each query gathers its own keys, in order
     kv_rounding    "simulated" rounds what is cached as a quantised cache would
     ops            the kernel set; None: plain torch
     raises         CheckpointError for a missing or misshapen tensor, ConfigError
@@ -87,7 +88,11 @@ class DeepseekV4:
     ) -> None:
         self.config, self.device, self.dtype = config, torch.device(device), dtype
         self.ops = ops or (TileOps() if deterministic else TorchOps())
-        self.row_tile = ROW_TILE if deterministic else 1
+        if deterministic and not self.ops.row_invariant:
+            raise ConfigError(
+                f"deterministic mode needs row-invariant operations, not {type(self.ops).__name__}"
+            )
+        self.single_rows, self.row_tile = deterministic, self.ops.row_tile
         self.rounding = Rounding(config, kv_rounding, self.device)
         taker = Taker(weights, self.device, dtype)
         self.embed = taker.take("embed.weight", (config.vocab_size, config.hidden_size))
@@ -143,7 +148,9 @@ class DeepseekV4:
         for number, (layer, cache) in enumerate(zip(self.layers, caches, strict=True)):
             ratio = layer.weights.ratio
             own = next(raw[ratio]) if ratio else None
-            step = LayerStep(self.config, self.ops, self.rounding, ratio, rows, step_turns, cache, own)
+            step = LayerStep(
+                self.config, self.ops, self.rounding, self.single_rows, ratio, rows, step_turns, cache, own
+            )
             streams = layer.attention(streams, step)
             dispatched = layer.dispatch(streams, token_ids)
             streams = layer.combine(dispatched, layer.experts(dispatched))

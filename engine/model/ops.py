@@ -20,7 +20,14 @@ SCORE_ELEMENTS = 1 << 26
 
 
 class TorchOps:
-    """The reference. Shapes: T rows, H hidden, D head width, hc streams, r rotary channels."""
+    """The reference. Shapes: T rows, H hidden, D head width, hc streams, r rotary channels.
+
+    row_tile       steps are padded to a multiple of this
+    row_invariant  a row's bits don't depend on the other rows of the step
+    """
+
+    row_tile = 1
+    row_invariant = False
 
     def linear(self, x: Tensor, weight: Tensor) -> Tensor:
         """x [T, K] times weight [N, K] transposed; [T, N] in weight's type."""
@@ -159,6 +166,15 @@ class TorchOps:
     def select(self, scores: Tensor, count: int) -> Tensor:
         """Indices of the `count` largest of scores [..., N], in any order; [..., count] int64."""
         return scores.topk(count, dim=-1, sorted=False).indices
+
+    def select_in_order(self, scores: Tensor, count: int) -> Tensor:
+        """As `select`, of equal scores the earlier one, in ascending order; unseen entries go last.
+
+        Seen entries then stand where they would stand without selection, in whatever company.
+        """
+        chosen = scores.sort(dim=-1, descending=True, stable=True).indices[..., :count]
+        unseen = scores.gather(-1, chosen).isneginf()
+        return torch.where(unseen, scores.shape[-1] - 1, chosen).sort(dim=-1).values
 
     def route(
         self, x: Tensor, token_ids: Tensor, moe: MoeWeights, count: int, scaling: float

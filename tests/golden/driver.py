@@ -13,6 +13,7 @@ from engine.memory.pools import KVState
 from engine.messages import RunStep
 from engine.model.config import PAGE_TOKENS
 from engine.model.model import DeepseekV4
+from engine.model.ops import TorchOps
 from engine.runner.forward import commit_step, forward
 from engine.runner.plan import plan_step
 
@@ -72,7 +73,7 @@ class Driver:
             samples=np.ones(len(groups), dtype=np.uint8).tobytes(),
         )
         self.epoch += 1
-        plan = plan_step(self.state, step, row_tile=self.model.row_tile, every_logit=True, taps=taps)
+        plan = plan_step(self.state, step, self.model, every_logit=True, taps=taps)
         return (plan, forward(self.model, self.state, plan)), counts
 
     def _pages(self, groups: Sequence[tuple[int, Sequence[int]]]) -> np.ndarray:
@@ -96,7 +97,7 @@ class Driver:
         return torch.cat(out)
 
 
-def build(config, weights, *, deterministic: bool = False, kv_rounding: str = "none") -> DeepseekV4:
+def build(config, weights, *, deterministic: bool = False, ops: TorchOps | None = None) -> DeepseekV4:
     """A CPU model in float32."""
     return DeepseekV4(
         config,
@@ -104,5 +105,6 @@ def build(config, weights, *, deterministic: bool = False, kv_rounding: str = "n
         device="cpu",
         dtype=torch.float32,
         deterministic=deterministic,
-        kv_rounding=kv_rounding,
+        kv_rounding="none",
+        ops=ops,
     )

@@ -7,6 +7,10 @@ import torch
 from driver import Driver, build
 from tiny import random_tokens, reference_logits, reference_model, tiny_config, weights_of
 
+from engine.kernels.cpu import CpuOps
+from engine.model.invariant import TileOps
+from engine.model.ops import TorchOps
+
 TOLERANCE = 1e-5
 
 
@@ -27,9 +31,9 @@ def worst(got: torch.Tensor, expected: torch.Tensor) -> float:
     return (got - expected).abs().max().item()
 
 
-@pytest.mark.parametrize("deterministic", [False, True])
-def test_one_forward_equals_the_reference(config, weights, tokens, expected, deterministic):
-    driver = Driver(build(config, weights, deterministic=deterministic))
+@pytest.mark.parametrize("ops", [TorchOps, TileOps, CpuOps])
+def test_one_forward_equals_the_reference(config, weights, tokens, expected, ops):
+    driver = Driver(build(config, weights, deterministic=ops.row_invariant, ops=ops()))
     assert worst(driver.full(tokens, [len(tokens)]), expected) < TOLERANCE
 
 
@@ -59,13 +63,13 @@ def test_wide_heads_equal_the_reference():
 
 
 def test_greedy_generation_is_token_identical_for_300_tokens(reference, config, weights):
-    """The reference generates with its own cache."""
+    """The reference generates with its own cache; the engine on the kernels that serve."""
     prompt = random_tokens(40, 5)
     with torch.no_grad():
         wanted = reference.generate(
             torch.tensor([prompt]), max_new_tokens=300, do_sample=False, eos_token_id=None, pad_token_id=2
         )[0, len(prompt) :].tolist()
-    driver = Driver(build(config, weights))
+    driver = Driver(build(config, weights, ops=CpuOps()))
     driver.bind(1)
     got = [int(driver.run([(1, prompt)])[0][-1].argmax())]
     while len(got) < len(wanted):

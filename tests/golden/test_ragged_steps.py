@@ -9,6 +9,9 @@ import torch
 from driver import Driver, build
 from tiny import random_tokens, reference_logits
 
+from engine.kernels.cpu import CpuOps
+from engine.model.invariant import TileOps
+
 TOLERANCE = 1e-5
 
 
@@ -98,12 +101,17 @@ def test_a_slot_is_clean_for_its_next_request(config, weights, prompts, expected
     assert (logits - expected[3]).abs().max() < TOLERANCE
 
 
+@pytest.fixture(scope="module", params=[TileOps, CpuOps])
+def invariant(request, config, weights):
+    """A deterministic model on each set of row-invariant operations."""
+    return build(config, weights, deterministic=True, ops=request.param())
+
+
 @pytest.mark.parametrize("length", [1, 3, 126, 127, 200, 255])
-def test_a_decoded_row_has_the_same_bits_alone_and_in_a_mixed_step(config, weights, prompts, length):
-    model = build(config, weights, deterministic=True)
+def test_a_decoded_row_has_the_same_bits_alone_and_in_a_mixed_step(invariant, prompts, length):
 
     def last_row(neighbours: bool) -> torch.Tensor:
-        driver = Driver(model)
+        driver = Driver(invariant)
         for slot in prompts:
             driver.bind(slot)
         driver.run([(1, prompts[1][:length])])
@@ -113,12 +121,11 @@ def test_a_decoded_row_has_the_same_bits_alone_and_in_a_mixed_step(config, weigh
     assert torch.equal(last_row(True), last_row(False))
 
 
-def test_chunking_and_verifying_change_no_bit(config, weights, prompts):
+def test_chunking_and_verifying_change_no_bit(invariant, prompts):
     """Deterministic mode: one chunk, odd chunks among neighbours, and verify rows give equal bits."""
-    model = build(config, weights, deterministic=True)
     tokens = prompts[4]
-    whole = Driver(model).full(tokens, [len(tokens)])
-    driver = Driver(model)
+    whole = Driver(invariant).full(tokens, [len(tokens)])
+    driver = Driver(invariant)
     driver.bind(4)
     driver.bind(1)
     out, at, sizes = [], 0, [90, 1, 6, 6, 41, 2, 124]
