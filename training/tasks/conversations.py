@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from training.tasks import words
-from training.tasks.draw import Draw, lines
+from training.tasks.draw import Draw, Pool, lines
 from training.tasks.example import Example, Message, reply, system, user
 from training.tasks.fields import Field, draw_specs, make_field
 from training.tasks.json_short import minified
@@ -33,6 +33,7 @@ THANKS = lines(
     6,
 )
 WELCOME = "You are welcome."
+ASKED_AGAIN = Pool(("get_weather", "get_time", "track_order", "count_rows", "read_sensor", "get_balance"))
 
 
 def generate(draw: Draw, kind: str) -> Example:
@@ -199,7 +200,7 @@ def _go_on(draw: Draw, kind: str) -> Example:
 
 def _tool_in_the_middle(draw: Draw, kind: str) -> Example:
     """A call, its result, an answer, and a follow-up with another value for the same call."""
-    name = draw.pick(("get_weather", "get_time", "track_order", "count_rows", "read_sensor", "get_balance"))
+    name = draw.of(ASKED_AGAIN)
     function = FUNCTIONS[name]
     key = function.parameters[0].name
     first, second = (_argument(draw, name) for _ in range(2))

@@ -12,16 +12,17 @@ HELDOUT_CHOICE = 0.5
 
 
 class Pool(tuple[str, ...]):
-    """Strings to choose from. One in `every` (by hash, at least one) is never used in training."""
+    """Strings to choose from. One in `every` is never used in training: by hash, so alike in every pool."""
 
     train: tuple[str, ...]
     heldout: tuple[str, ...]
 
     def __new__(cls, items: Sequence[str], every: int = 12) -> "Pool":
         pool = super().__new__(cls, tuple(dict.fromkeys(items)))
-        ordered = sorted(pool, key=lambda item: zlib.crc32(item.encode()))
-        kept = max(1, len(ordered) // every)
-        pool.heldout, pool.train = tuple(ordered[:kept]), tuple(ordered[kept:])
+        ranked = sorted(pool, key=lambda item: (zlib.crc32(item.encode()) % every, zlib.crc32(item.encode())))
+        hit = sum(zlib.crc32(item.encode()) % every == 0 for item in pool)
+        kept = max(1, min(hit, len(ranked) // 3))
+        pool.heldout, pool.train = tuple(ranked[:kept]), tuple(ranked[kept:])
         return pool
 
 
