@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 import anyio
 
 from api.handle import Engine
-from api.served import Served
+from api.served import Served, load_served
 from engine.actors.links import Link, memory_pair
 from engine.actors.process import Process, report_to_stderr
 from engine.actors.wiring import wiring
 from engine.config import Settings
 from engine.front import start_front
 from engine.messages import Message, Stop
+from engine.rank_parts import ModelParts
 from engine.rank_process import GREET_S, Parts, Told, run_rank
 from engine.threads import environment
 
@@ -35,11 +37,14 @@ class Ups:
         self.tell(msg)
 
 
-@asynccontextmanager
-async def local_engine(settings: Settings, served: Served, parts: Parts) -> AsyncIterator[Engine]:
-    """An engine that is ready; leaving it stops the rank after what still runs was ended.
+def local_engine(settings: Settings) -> AbstractAsyncContextManager[Engine]:
+    """The engine of these settings, as `engine_of`; before it call `prepare_environment`."""
+    return engine_of(settings, load_served(settings, int(time.time())), ModelParts())
 
-    Call `prepare_environment` before anything imports torch.
+
+@asynccontextmanager
+async def engine_of(settings: Settings, served: Served, parts: Parts) -> AsyncIterator[Engine]:
+    """An engine that is ready; leaving it stops the rank, which ends what still runs.
 
     raises  a group with what ended the rank: ConfigError, CheckpointError, DeviceFailed, ActorFailed
     """

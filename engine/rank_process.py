@@ -5,6 +5,7 @@ It ends when its core has stopped, when anything of it fails, and when the api p
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import os
 import socket
@@ -25,7 +26,7 @@ from engine.actors.process import Process, report_to_stderr
 from engine.actors.wiring import wiring
 from engine.children import die_with_parent, leave_signals_to_parent
 from engine.config import Settings
-from engine.errors import ActorFailed, DeviceFailed
+from engine.errors import DeviceFailed, EngineError
 from engine.messages import RankUp
 
 GREET_S = 30.0
@@ -113,6 +114,8 @@ async def run_rank(told: Told, process: Process, link: Link, parts: Parts) -> No
         core = parts.core(settings, told.rank, runner)
         reason = await process.keep(name, lambda: core, device.submit)
         if core.state != "stopped":
+            # Silence has no traceback of its own: where every thread stands is all there is to see.
+            faulthandler.dump_traceback(all_threads=True)
             raise DeviceFailed(f"{name} ended in state {core.state}: {reason}")
         with anyio.move_on_after(FLUSH_S):
             await link.flush()
@@ -125,11 +128,11 @@ def sayer(name: str) -> Callable[[str], None]:
 
 
 def report(name: str, group: BaseExceptionGroup[BaseException]) -> None:
-    """The first cause of a process's end; an actor's failure was reported by its supervisor."""
+    """The first cause of a process's end. Our own errors say all in their text, others by traceback."""
     for error in leaves(group):
         cause = error.__cause__ if isinstance(error, DeviceFailed) and error.__cause__ else error
-        if isinstance(error, ActorFailed):
-            report_to_stderr(f"{name}: {error}")
+        if isinstance(cause, EngineError):
+            report_to_stderr(f"{name}: {type(cause).__name__}: {cause}")
         else:
             report_to_stderr(f"{name} failed:\n" + "".join(traceback.format_exception(cause)).rstrip())
 

@@ -11,6 +11,8 @@ import time
 from collections.abc import Callable
 
 ROUNDS = 5
+WORTH = 0.8
+"""More threads must take at most this share of one thread's time; less gain is noise, and costs others."""
 
 
 def environment(threads: int) -> dict[str, str]:
@@ -35,7 +37,8 @@ def choose_threads(
         use(wanted)
         return wanted
     taken_s = {count: _fastest_s(count, use, work) for count in sorted({1, allowed()})}
-    best = min(taken_s, key=lambda count: taken_s[count])
+    fastest = min(taken_s, key=lambda count: taken_s[count])
+    best = fastest if taken_s[fastest] < WORTH * taken_s[1] else 1
     use(best)
     figures = ", ".join(f"{count}: {seconds * 1e3:.1f} ms" for count, seconds in taken_s.items())
     say(f"compute threads: {best} (measured {figures})")

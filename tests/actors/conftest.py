@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -10,11 +12,15 @@ from typing import Any
 import pytest
 import trio.testing
 
+from engine.config import NANO
 from engine.fsm.load import load, substituted
 from engine.fsm.owners import module_at
+from training.geometry import Geometry, config_json
 
 VIRTUAL = "trio in virtual time"
 REAL = "asyncio on uvloop"
+REAL_TRIO = "trio in real time"
+"""For tests with threads, whose work a virtual clock doesn't wait for."""
 
 
 @pytest.fixture(params=[VIRTUAL])
@@ -22,7 +28,18 @@ def anyio_backend(request: pytest.FixtureRequest) -> Any:
     """trio with a clock that jumps to the next deadline as soon as every task waits, or uvloop."""
     if request.param == REAL:
         return "asyncio", {"use_uvloop": True}
+    if request.param == REAL_TRIO:
+        return "trio", {}
     return "trio", {"clock": trio.testing.MockClock(autojump_threshold=0)}
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint folder with everything but weights."""
+    folder = tmp_path_factory.mktemp("model") / "nano"
+    shutil.copytree(NANO, folder, ignore=shutil.ignore_patterns("*.safetensors"))
+    (folder / "config.json").write_text(json.dumps(config_json(Geometry(), 0, 1, 2)))
+    return folder
 
 
 @pytest.fixture

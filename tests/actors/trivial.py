@@ -1,0 +1,71 @@
+"""A server whose rank has no model: the real scheduler, links and HTTP, and a runner that knows one token.
+
+`python tests/actors/trivial.py serve PORT MODEL DRAIN_S` serves; `rank FD` is its rank's process.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from engine.actors.core import Core
+from engine.actors.intake import RankSetup
+from engine.actors.rank import Rank
+from engine.config import Settings
+from engine.errors import CheckpointError
+from engine.launch import serve
+from engine.messages import RunStep, StepDone
+from engine.rank_process import run_process
+
+TOKEN = 300
+STEP_S = 0.005
+FAULT = os.environ.get("TRIVIAL_FAULT", "")
+"""`load`, `break` or `hang`: what goes wrong, the last two from step 10 on."""
+FAULT_AT = 10
+
+
+class OneToken:
+    """Answers every sampled row with one token after 5 ms; goes wrong as the environment says."""
+
+    def execute(self, job: RunStep) -> StepDone:
+        time.sleep(STEP_S)
+        if job.epoch >= FAULT_AT and FAULT == "break":
+            raise RuntimeError("an illegal address was encountered")
+        if job.epoch >= FAULT_AT and FAULT == "hang":
+            time.sleep(60)
+        sampled = int(np.frombuffer(job.samples, np.uint8).sum())
+        return StepDone(job.epoch, job.samples, np.full(sampled, TOKEN, np.int32).tobytes())
+
+
+class TrivialParts:
+    """Parts of a rank without a model."""
+
+    def load(self, settings: Settings, say: Callable[[str], None]) -> OneToken:
+        say("nothing to load")
+        if FAULT == "load":
+            raise CheckpointError("layers.0.attn.wq_a.weight is missing")
+        return OneToken()
+
+    def core(self, settings: Settings, rank: int, runner: object) -> Core:
+        return Rank(
+            RankSetup(
+                rank=rank, ranks=1, slots=8, queued=16, chunk_tokens=256, context_tokens=8192,
+                window_tokens=128, full_pages=300, window_pages=40, eos_ids=(1,), watchdog_ms=1000,
+            )
+        )  # fmt: skip
+
+
+def main(argv: list[str]) -> int:
+    """Serves, or runs the rank."""
+    if argv[0] == "rank":
+        run_process(int(argv[1]), TrivialParts())
+    settings = Settings(port=int(argv[1]), model_path=argv[2], drain_s=float(argv[3]), threads=1)
+    return serve(settings, (sys.executable, __file__, "rank"))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
