@@ -5,7 +5,9 @@ Breadth first, so the first violation that is found has the shortest run.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,13 +71,14 @@ class Explorer:
 
     def run(self) -> Found:
         """The whole search, or up to the first violation."""
-        violation = self._broken(0)
-        at = 0
-        while violation is None and at < len(self._order):
-            violation = self._expand(at)
-            at += 1
-        if violation is None:
-            violation = self._no_way_out()
+        with _no_collection():
+            violation = self._broken(0)
+            at = 0
+            while violation is None and at < len(self._order):
+                violation = self._expand(at)
+                at += 1
+            if violation is None:
+                violation = self._no_way_out()
         return Found(len(self._order), self._edges, violation, frozenset(self.steps.processes.fired))
 
     def _expand(self, at: int) -> Violation | None:
@@ -156,3 +159,15 @@ class Explorer:
             lines.append(self.steps.show(self._order[parent], move))
             parent, move = self._parents[parent]
         return tuple(reversed(lines))
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """A search keeps many tuples and makes no cycles; looking for cycles took most of its time."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()

@@ -6,6 +6,7 @@ A state of the system is (snapshot numbers, channels, workload sent, time-outs f
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 from engine.fsm.brief import brief
@@ -161,12 +162,14 @@ class Steps:
 
     def world(self, state: State) -> World:
         """The state as invariants see it."""
-        names = self.processes.senders.values
-        messages = self.processes.messages.values
-        flying = [(names[a], names[b], messages[m]) for (a, b), waiting in state.channels for m in waiting]
         environment = self.processes.environment
         rest = None if environment is None else self.processes.live(environment, state.snaps[environment])
-        return World(dict(zip(names, self.cores(state), strict=False)), rest, flying)
+        cores = dict(zip(self.processes.names, self.cores(state), strict=True))
+        return World(cores, rest, partial(self._in_flight, state))
+
+    def _in_flight(self, state: State) -> list[tuple[str, str, Any]]:
+        names, messages = self.processes.senders.values, self.processes.messages.values
+        return [(names[a], names[b], messages[m]) for (a, b), waiting in state.channels for m in waiting]
 
     def show(self, state: State, move: Move) -> str:
         """One line of a run: who, what, and how the receiving core's state changes."""

@@ -7,7 +7,7 @@ state of the whole system is a tuple of small integers.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from engine.fsm.freeze import freeze
@@ -49,13 +49,18 @@ class Reaction(NamedTuple):
     fault: str | None
 
 
-@dataclass
+@dataclass(frozen=True, slots=True)
 class World:
     """What an invariant sees: live cores by name, the environment, messages on their way."""
 
     cores: dict[str, Any]
     environment: Any
-    in_flight: list[tuple[str, str, Any]] = field(default_factory=list)
+    flying: Callable[[], list[tuple[str, str, Any]]]
+
+    @property
+    def in_flight(self) -> list[tuple[str, str, Any]]:
+        """(sender, receiver, message) of all that is sent and not yet received."""
+        return self.flying()
 
 
 class Processes:
