@@ -29,6 +29,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures there")
     parser.add_argument("--against", default="", help="offline: the peer to compare with, `transformers`")
     parser.add_argument(
+        "--server-flags", default="", metavar="FLAGS", help="serve: more flags for the server, in one string"
+    )
+    parser.add_argument(
         "--quick", action="store_true", help="fewer repetitions, for a smoke test; not for quoting"
     )
 
