@@ -23,7 +23,8 @@ def draw(weights: Tensor, u: Tensor) -> Tensor:
     u        float64 [n], inside (0, 1)
     """
     rows, vocab_size = weights.shape
-    blocks = F.pad(weights, (0, -vocab_size % _BLOCK)).view(rows, -1, _BLOCK)
+    missing = -vocab_size % _BLOCK
+    blocks = (F.pad(weights, (0, missing)) if missing else weights).view(rows, -1, _BLOCK)
     cumulative = blocks.sum(-1, dtype=torch.float64).cumsum(-1)
     block = _first_above(cumulative, u * cumulative[:, -1])
     before = torch.where(block > 0, cumulative.gather(-1, (block - 1).clamp_min(0)), 0.0)
@@ -43,28 +44,29 @@ def draw_filtered(
     largest_k  largest top_k of the rows, known to the host
     """
     vocab_size = weights.shape[-1]
-    total = weights.sum(-1, dtype=torch.float64)
     tokens = torch.zeros(len(weights), dtype=torch.int64, device=weights.device)
     left = torch.arange(len(weights), device=weights.device)
+    some = weights
     for prefix in (*_PREFIXES, vocab_size):
         if prefix < vocab_size and (largest_k > prefix or weights.is_cuda):
             continue
-        some = weights[left]
         best = some.topk(min(prefix, vocab_size), -1)
-        kept = _kept(best.values, total[left], top_k[left], top_p[left], min_p[left])
+        kept = _kept(best.values, some, top_k[left], top_p[left], min_p[left])
         is_open = (kept == prefix) & (top_k[left] == 0) & (prefix < vocab_size)
         tokens[left] = _pick(some, best.values, best.indices, kept, u[left])
         if prefix >= vocab_size or not bool(is_open.any()):
             break
         left = left[is_open]
+        some = weights[left]
     return tokens
 
 
-def _kept(best: Tensor, total: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
+def _kept(best: Tensor, weights: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
     """How many of the ranked weights `best` [n, K] stay, at least 1; K where more than the prefix may."""
     limit = torch.where(top_k > 0, top_k, best.shape[-1]).clamp_max(best.shape[-1])
     cumulative = best.cumsum(-1, dtype=torch.float64)
     # Top-p is a share of what top-k left.
+    total = weights.sum(-1, dtype=torch.float64)
     whole = torch.where(top_k > 0, cumulative.gather(-1, limit[:, None] - 1)[:, 0], total)
     below = torch.where(top_p < 1.0, top_p.to(torch.float64) * whole, float("inf"))
     in_nucleus = torch.searchsorted(cumulative, below[:, None])[:, 0] + 1

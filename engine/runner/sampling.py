@@ -66,6 +66,10 @@ class Sampler:
     def __init__(self, parameters: SlotParameters, counts: TokenCounts) -> None:
         self.parameters = parameters
         self.counts = counts
+        vocab_size, device = parameters.vocab_size, parameters.floats.device
+        self._part_rows = max(1, _PART_VALUES // vocab_size)
+        # On a CPU fresh pages would cost more than the arithmetic on them.
+        self._scratch = None if device.type == "cuda" else torch.empty(self._part_rows, vocab_size)
 
     def sample(self, logits: Tensor, rows: Rows, mask: GrammarMask | None = None) -> Chosen:
         """One token a row; the counts of penalised slots grow by it.
@@ -89,9 +93,7 @@ class Sampler:
 
     def _parts(self, group: list[int]) -> list[list[int]]:
         """The group in parts whose working set stays in the processor's cache; whole on a GPU."""
-        if self.parameters.floats.is_cuda:
-            return [group] if group else []
-        rows = max(1, _PART_VALUES // self.parameters.vocab_size)
+        rows = self._part_rows if self._scratch is not None else max(1, len(group))
         return [group[first : first + rows] for first in range(0, len(group), rows)]
 
     def _choose(self, logits: Tensor, rows: Rows, group: Sequence[int], how: _Choice) -> Chosen:
@@ -149,9 +151,9 @@ class Sampler:
         slots = self._index(rows.slots)
         best = logits.amax(-1)
         # The largest logit is taken off first, so that a tiny temperature can't overflow.
-        weights = (
-            torch.sub(logits, best[:, None]).div_(self.parameters.floats[slots, TEMPERATURE, None]).exp_()
-        )
+        weights = torch.empty_like(logits) if self._scratch is None else self._scratch[: len(rows.slots)]
+        torch.sub(logits, best[:, None], out=weights)
+        weights.div_(self.parameters.floats[slots, TEMPERATURE, None]).exp_()
         return best, weights, slots
 
     def _uniforms(self, slots: Tensor, rows: Rows) -> Tensor:
