@@ -87,10 +87,10 @@ def camel_case(name: str) -> str:
 
 def _compound_specs(draw: Draw, count: int) -> list[Spec]:
     """Names put together from word lists; half of the sets share their noun."""
-    shared = draw.of(words.NOUNS) if draw.chance(0.5) else ""
+    shared = words.noun(draw) if draw.chance(0.5) else ""
     specs: dict[str, str] = {}
     while len(specs) < count:
-        name, kind = _compound_spec(draw, shared or draw.of(words.NOUNS))
+        name, kind = _compound_spec(draw, shared or words.noun(draw))
         specs[name] = kind
     return list(specs.items())
 

@@ -182,7 +182,7 @@ def _items(draw: Draw, count: int) -> list[str]:
     """Different words of one sort; invented ones half of the time."""
     if draw.chance(0.5):
         return list(dict.fromkeys(words.invented_word(draw) for _ in range(count)))
-    pool = draw.pick((words.NOUNS, words.FOODS, words.TAGS, words.FIRST, words.CITIES, words.LAST))
+    pool = draw.pick((words.NOUNS, words.FOODS, words.FIRST, words.CITIES, words.LAST, words.VOCABULARY))
     return draw.several_of(pool, min(count, len(pool) // 2))
 
 

@@ -123,7 +123,7 @@ def _numbers(draw: Draw) -> Value:
 
 
 def _odd(draw: Draw) -> Value:
-    return text(draw.pick(ODD).format(draw.of(words.NOUNS), draw.of(words.ADJECTIVES)))
+    return text(draw.pick(ODD).format(words.noun(draw), draw.of(words.ADJECTIVES)))
 
 
 def _email(draw: Draw) -> Value:
@@ -157,10 +157,10 @@ KINDS: dict[str, Callable[[Draw], Value]] = {
     "job": lambda draw: text(draw.of(words.JOBS)),
     "colour": lambda draw: text(draw.of(words.COLOURS)),
     "product": lambda draw: text(draw.of(words.PRODUCTS)),
-    "noun": lambda draw: text(draw.of(words.NOUNS)),
+    "noun": lambda draw: text(words.noun(draw)),
     "thing": lambda draw: text(words.thing(draw)),
     "name": lambda draw: text(words.proper_name(draw)),
-    "word": lambda draw: text(words.invented_word(draw)),
+    "word": lambda draw: text(words.word(draw)),
     "clock": lambda draw: text(words.clock(draw)),
     "foods": lambda draw: _list(draw, draw.several_of(words.FOODS, draw.integer(1, 3))),
     "tags": lambda draw: _list(draw, draw.several_of(words.TAGS, draw.integer(1, 3))),

@@ -1,11 +1,13 @@
 """Own lists of names, places and things; and invented ones, so that copying can't be learnt by heart."""
 
-from training.tasks.draw import Draw, words
+from pathlib import Path
+
+from training.tasks.draw import Draw, Pool, words
 
 FIRST = words(
     """Ada Aldo Alma Amir Anja Arlo Asta Bela Beno Birgit Bruno Cara Celia Clara Dario Dana Dilan Edda Elif
     Elmo Emil Enzo Erna Esra Fabio Fay Fiona Flora Franka Gino Greta Gus Hana Hilda Hugo Ida Igor Ilse
-    Ines Iris Ivo Jana Jonas Juno Kai Kira Klara Lara Leif Lena Leo Lina Livia Luca Mara Marek Mila
+    Ilka Iris Ivo Jana Jonas Juno Kai Kira Klara Lara Leif Lena Leo Lina Livia Luca Mara Marek Mila
     Mina Mona Nadia Nico Nils Nora Olga Omar Oskar Otto Paula Pia Quinn Rafa Rena Rosa Ruben Runa Sami
     Selma Silas Sofia Sven Tara Theo Tilda Tomas Ugo Ulla Uma Vera Viktor Wanda Willem Xenia Yara Yusuf
     Zara Zeno Agnes Boris Cyril Doris Edgar Frida Gerda Henry Jasper Keira Lotte Magnus Noel Orla Petra
@@ -13,7 +15,7 @@ FIRST = words(
 )
 LAST = words(
     """Abel Adler Alder Amsel Arden Bauer Beck Berg Birch Blum Boyle Brandt Brook Bruun Carver Cole Crane Dahl
-    Dorn Drake Eden Ekberg Ellis Falk Fenn Fisk Frost Garner Glass Graf Haas Hale Hart Heller Holm Horn
+    Dorn Drake Eden Ekberg Ellis Falk Fenn Fisk Frost Garner Glass Graf Haas Hale Harp Heller Holm Horn
     Ibsen Ives Jansen Jarl Kane Keller Kern Klein Kohl Krag Lang Lark Lind Lorenz Lund Mann Marsh Meier
     Mohr Moss Nash Neumann Noble North Novak Olsen Orlov Page Park Penn Pike Pohl Quist Raab Reed
     Rhodes Rossi Ruiz Sand Schell Seidel Sharp Stahl Stone Storm Strand Tanner Thorn Tran Ulrich Vance
@@ -100,6 +102,8 @@ TAGS = words(
     travel sport music science history nature kitchen garden office school family budget health design
     weekend holiday"""
 )
+# Common lower-case words of the corpus: a model has to learn how each is spelt without the space before it.
+VOCABULARY = Pool(Path(__file__).with_name("vocabulary.txt").read_text(encoding="utf-8").split())
 MONTHS = (
     *("January", "February", "March", "April", "May", "June", "July"),
     *("August", "September", "October", "November", "December"),
@@ -153,6 +157,18 @@ def clock(draw: Draw) -> str:
     return f"{draw.integer(0, 23):02d}:{draw.pick((0, 5, 10, 15, 20, 30, 40, 45, 50)):02d}"
 
 
+def noun(draw: Draw) -> str:
+    """A thing's name, or any common word."""
+    return draw.of(VOCABULARY if draw.chance(0.35) else NOUNS)
+
+
+def word(draw: Draw) -> str:
+    """A lower-case word, common or invented."""
+    return draw.of(VOCABULARY) if draw.chance(0.6) else invented_word(draw)
+
+
 def thing(draw: Draw) -> str:
-    """A noun with an adjective, as `bright lamp`."""
+    """A noun with an adjective, as `bright lamp`, or two common words."""
+    if draw.chance(0.3):
+        return f"{draw.of(VOCABULARY)} {draw.of(VOCABULARY)}"
     return f"{draw.of(ADJECTIVES)} {draw.of(NOUNS)}"
