@@ -24,6 +24,7 @@ from engine.actors.schedule import (
     raised,
 )
 from engine.config import PAGE_TOKENS
+from engine.errors import RequestTooLong
 from engine.memory.pages import pages_for
 from engine.messages import FAILED
 
@@ -50,7 +51,7 @@ class Planner:
     def next_batch(self, epoch: int) -> Batch | None:
         """The batch of this epoch; None where nothing can run before a step in flight ends.
 
-        With nothing in flight, None means that no request is left: whoever blocks is retracted or failed.
+        With nothing in flight, None means that no request is left.
         """
         while True:
             draft = new_draft()
@@ -211,18 +212,17 @@ class Planner:
         return pages
 
     def _unblock(self) -> bool:
-        """With nothing in flight and nobody able to run: retracts the last in line, or fails the only one."""
+        """With nothing in flight and nothing to run, a request that is left has all pages and lacks one: it fails.
+
+        It is alone, as others would have been retracted, and a request that waits would have been admitted.
+        """
         r = self.requests
-        if r.in_flight.any():
+        active = r.rows("active")
+        if not active.size or r.in_flight.any():
             return False
-        active = self._in_line(r.rows("active")).tolist()
-        if len(active) > 1:
-            self._retract(active[-1])
-            return True
-        stuck = active or self._in_line(r.rows("waiting")).tolist()
-        if stuck:
-            r.end("Fail", stuck[0], ending(FAILED, 400, self._too_long(stuck[0])))
-        return bool(stuck)
+        row = int(active[0])
+        r.end("Fail", row, ending(FAILED, RequestTooLong.http_status, self._too_long(row)))
+        return True
 
     def _too_long(self, row: int) -> str:
         r = self.requests

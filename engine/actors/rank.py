@@ -71,6 +71,11 @@ class Rank(Core):
         """No rank has tokens: the round was begun by one that wants to stop."""
         return not any(want.tokens for want in self._wants())
 
+    def offered_before_stop(self, msg: None) -> bool:
+        """Nobody runs, and this rank's wants were sent before it was told to stop: it hasn't said so yet."""
+        assert self.plan is not None
+        return self.nobody_runs(msg) and self.plan.want.mode != STOPPING
+
     def everyone_stops(self, msg: None) -> bool:
         """Every rank wants to stop."""
         return all(want.mode == STOPPING for want in self._wants())
@@ -129,7 +134,7 @@ class Rank(Core):
         own = self.setup.rank
         for rank in range(self.setup.ranks):
             if rank != own:
-                self.emit(Send(f"rank:{rank}", Peer(self.next_epoch, own, tuple(self.plan.want))))
+                self.emit(Send(f"rank{rank}", Peer(self.next_epoch, own, tuple(self.plan.want))))
         self._hear(own, self.plan.want)
 
     def note_peer(self, msg: Peer) -> None:

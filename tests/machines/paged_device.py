@@ -88,6 +88,7 @@ class PagedDevice:
             elif token == FAILING:
                 counts.append(0)
                 failed.append((place, "no token has a probability"))
+                state.relay = 0  # A step that is queued already runs on, in vain.
             else:
                 counts.append(1)
                 tokens.append(token)

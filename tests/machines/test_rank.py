@@ -216,7 +216,7 @@ class RankMachine(RuleBasedStateMachine):
 
 
 RankMachine.TestCase.settings = settings(
-    max_examples=60, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=60, stateful_step_count=20, deadline=None, suppress_health_check=list(HealthCheck)
 )
 TestRankMachine = RankMachine.TestCase
 
