@@ -30,7 +30,10 @@ STREAMING = ("false", "true")
 
 @dataclass(slots=True)
 class Timeline:
-    """Seconds of one completion on the loop's clock. Kept by the HTTP side, read by `Metrics`."""
+    """Seconds of one completion on the loop's clock. Kept by the HTTP side, read by `Metrics`.
+
+    prompt_tokens  0 for all but the first completion of a prompt, which counts it for all
+    """
 
     streaming: bool
     prompt_tokens: int
@@ -68,8 +71,9 @@ class Metrics:
         """A completion was accepted."""
         labels = (self._model, STREAMING[line.streaming])
         self.num_requests.labels(*labels).inc()
-        self.prompt_tokens.labels(*labels).inc(line.prompt_tokens)
-        self.prompt_sizes.labels(self._model).observe(line.prompt_tokens)
+        if line.prompt_tokens:
+            self.prompt_tokens.labels(*labels).inc(line.prompt_tokens)
+            self.prompt_sizes.labels(self._model).observe(line.prompt_tokens)
 
     def gained(self, line: Timeline, tokens: int, now_s: float) -> None:
         """A completion's client got tokens."""
