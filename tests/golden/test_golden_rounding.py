@@ -1,0 +1,58 @@
+"""The mode with simulated KV rounding equals a second, independent model that rounds the same values."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from dense import Dense
+from driver import Driver
+from tiny import deepseek_fields, random_tokens, reference_logits, reference_model, tiny_config, weights_of
+
+from engine.errors import ConfigError
+from engine.model.model import DeepseekV4
+
+# Wide enough that 64 channels carry no rotation: one rounding group.
+CHANGES = {"head_dim": 80}
+
+
+@pytest.fixture(scope="module")
+def wide():
+    """transformers' model with wide heads."""
+    return reference_model(7, **CHANGES)
+
+
+def test_the_second_model_without_rounding_equals_transformers(wide):
+    tokens = random_tokens(200, 3)
+    dense = Dense(deepseek_fields(**CHANGES), weights_of(wide), rounding=False)
+    with torch.no_grad():
+        assert (dense.logits(tokens) - reference_logits(wide, tokens)).abs().max() < 1e-5
+
+
+def rounding_model(config, weights) -> DeepseekV4:
+    """A CPU model that simulates rounding."""
+    return DeepseekV4(
+        config, weights, device="cpu", dtype=torch.float32, deterministic=False, kv_rounding="simulated"
+    )
+
+
+def test_rounded_logits_equal_the_second_model(wide):
+    """Sparse selection on, in chunks and single tokens.
+
+    A value on a rounding edge, within float32 noise, may fall to either side, and later rows attend to it: one
+    row in twenty may differ.
+    """
+    tokens = random_tokens(200, 3)
+    weights = weights_of(wide)
+    with torch.no_grad():
+        expected = Dense(deepseek_fields(**CHANGES), weights, rounding=True).logits(tokens)
+    plain = reference_logits(wide, tokens)
+    driver = Driver(rounding_model(tiny_config(**CHANGES), weights))
+    got = driver.full(tokens, [90, 1, 1, 1, 1, 1, 40])
+    rows = (got - expected).abs().amax(1)
+    assert (rows < 2e-5).float().mean() >= 0.95
+    assert (plain - expected).abs().max() > 0.01
+
+
+def test_a_width_that_no_group_divides_is_refused(config, weights):
+    with pytest.raises(ConfigError, match="48 channels"):
+        rounding_model(config, weights)
