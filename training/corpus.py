@@ -83,7 +83,9 @@ def prepare(corpus: Path, tokenizer_folder: Path, out: Path) -> dict[str, object
 
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--corpus", type=Path, required=True, help="folder with docs-*.jsonl.xz")
     parser.add_argument("--tokenizer", type=Path, default=Path("engine/assets/nano"), help="model folder")
     parser.add_argument("--out", type=Path, required=True, help="folder to write to")

@@ -71,7 +71,7 @@ class Geometry:
         return self.rope_dim * math.log(turns) / (2 * math.log(self.compress_rope_theta))
 
 
-def config_json(geometry: Geometry, bos_id: int, eos_id: int, noise_id: int) -> dict[str, object]:
+def config_json(geometry: Geometry, bos_id: int, eos_id: int) -> dict[str, object]:
     """config.json of the exported checkpoint, with the key names of the released models."""
     return {
         "architectures": ["DeepseekV4ForCausalLM"],
@@ -82,7 +82,6 @@ def config_json(geometry: Geometry, bos_id: int, eos_id: int, noise_id: int) -> 
         "eos_token_id": eos_id,
         "compress_ratios": [*geometry.compress_ratios, 0, 0, 0],
         "compress_rope_theta": geometry.compress_rope_theta,
-        "dspark_noise_token_id": noise_id,
         "expert_dtype": "fp4",
         "hc_eps": geometry.hc_eps,
         "hc_mult": geometry.hc_mult,

@@ -133,8 +133,11 @@ class Model(nn.Module):
 
     def tables(self) -> dict[str, Tensor]:
         """Rotation tables by name, [MAX_LENGTH, width] float32."""
-        return {f"{kind}_{part}": getattr(self, f"{kind}_{part}") for kind in ("plain", "compress", "index")
-                for part in ("cos", "sin")}
+        return {
+            f"{kind}_{part}": getattr(self, f"{kind}_{part}")
+            for kind in ("plain", "compress", "index")
+            for part in ("cos", "sin")
+        }
 
     def streams(self, ids: Tensor, stage: str) -> tuple[Tensor, list[Tensor], Tensor]:
         """Streams [B * S, hc, H] after the last layer, loads of each layer, sum of the indexers' losses.
@@ -182,11 +185,15 @@ def initialise(model: Model, seed: int) -> None:
             parameter.copy_(torch.randn(parameter.shape, generator=generator) * std)
 
 
+def stays_wide(name: str, parameter: Tensor) -> bool:
+    """Whether a parameter is float32 in training, as DeepSeek keeps it: norms, sinks, tables, stream mixes."""
+    return parameter.ndim < 2 or name.endswith((".fn", "ape"))
+
+
 def use_bf16(model: Model) -> Model:
-    """Casts the large matrices to bf16; what DeepSeek keeps in float32 stays float32."""
+    """Casts every other parameter to bf16."""
     for name, parameter in model.named_parameters():
-        keep = parameter.ndim < 2 or name.endswith((".fn", "ape"))
-        if not keep:
+        if not stays_wide(name, parameter):
             parameter.data = parameter.data.to(torch.bfloat16)
     return model
 

@@ -15,7 +15,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
-from training.model import Model
+from training.model import Model, stays_wide
 from training.rounding import format_of, rounded
 
 MOMENTUM = 0.95
@@ -91,7 +91,7 @@ class Optimizer:
         for name, parameter in model.named_parameters():
             data = parameter.data
             if not is_muon(name, parameter):
-                groups.setdefault(("adam", data.dtype), []).append((parameter, data.flatten()))
+                groups.setdefault(("adam", stays_wide(name, data)), []).append((parameter, data.flatten()))
                 continue
             if name.endswith("wo_a.weight"):
                 data = data.view(model.geometry.o_groups, -1, data.shape[-1])

@@ -60,12 +60,16 @@ if triton is not None:
             tl.store(sums[:, None, None] + (8 * i + 4) + axis[None, :, None], row, mask=live[:, None, None])
             c = c / row
             column = tl.sum(c, axis=1, keep_dims=True) + eps
-            tl.store(sums[:, None, None] + (8 * i + 8) + axis[None, None, :], column, mask=live[:, None, None])
+            tl.store(
+                sums[:, None, None] + (8 * i + 8) + axis[None, None, :], column, mask=live[:, None, None]
+            )
             c = c / column
         tl.store(y_ptr + at, c, mask=live[:, None, None])
 
     @triton.jit
-    def sinkhorn_backward_kernel(y_ptr, s_ptr, g_ptr, out_ptr, count, eps, ITERS: tl.constexpr, BLOCK: tl.constexpr):
+    def sinkhorn_backward_kernel(
+        y_ptr, s_ptr, g_ptr, out_ptr, count, eps, ITERS: tl.constexpr, BLOCK: tl.constexpr
+    ):
         """Walks the divisions back: each earlier matrix is the later one times its stored sum."""
         token = (tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)).to(tl.int64)
         live = token < count
@@ -76,7 +80,9 @@ if triton is not None:
         sums = s_ptr + token * ((2 * ITERS - 1) * 4)
         for k in range(ITERS - 1):
             i = ITERS - 2 - k
-            column = tl.load(sums[:, None, None] + (8 * i + 8) + axis[None, None, :], live[:, None, None], 1.0)
+            column = tl.load(
+                sums[:, None, None] + (8 * i + 8) + axis[None, None, :], live[:, None, None], 1.0
+            )
             g = (g - tl.sum(g * c, axis=1, keep_dims=True)) / column
             c = c * column
             row = tl.load(sums[:, None, None] + (8 * i + 4) + axis[None, :, None], live[:, None, None], 1.0)

@@ -83,7 +83,9 @@ class Trainer:
     def _balance_hashes(self, model: Model, tokens: np.ndarray) -> None:
         counts = np.bincount(tokens, minlength=self.geometry.vocab_size).tolist()
         for index in range(self.geometry.num_hash_layers):
-            table = hash_table(counts, self.geometry.num_experts, self.geometry.experts_per_token, SEED + index)
+            table = hash_table(
+                counts, self.geometry.num_experts, self.geometry.experts_per_token, SEED + index
+            )
             model.layers[index].ffn.gate.tid2eid.copy_(table)
 
     def _heldout_rows(self) -> Tensor:
@@ -201,7 +203,9 @@ class Trainer:
         """One line and one entry of the curves."""
         entry = {name: round(float(value), 4) for name, value in sums.items()}
         entry.update(step=self.record.steps, progress=round(progress, 4), rate=now.rate)
-        entry.update(tokens=self.record.corpus_tokens + self.record.chat_tokens, tokens_per_s=round(tokens_per_s))
+        entry.update(
+            tokens=self.record.corpus_tokens + self.record.chat_tokens, tokens_per_s=round(tokens_per_s)
+        )
         self.record.curves.append(entry)
         self.say(
             f"{progress:6.1%} step {self.record.steps} {now.stage} rate {now.rate:.1e} text {entry['corpus_nats']:.3f} "
@@ -233,12 +237,16 @@ class Trainer:
                 self.save()
                 saved = time.monotonic()
         self.save()
-        self.say(f"done: {json.dumps({k: v for k, v in asdict(self.record).items() if k not in ('curves', 'heldout')})}")
+        self.say(
+            f"done: {json.dumps({k: v for k, v in asdict(self.record).items() if k not in ('curves', 'heldout')})}"
+        )
 
 
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--data", type=Path, required=True, help="folder of corpus.npy, heldout.npz, tasks/")
     parser.add_argument("--out", type=Path, required=True, help="folder for state.pt and curves.json")
     parser.add_argument("--minutes", type=float, required=True, help="training time, compilation apart")

@@ -22,7 +22,7 @@ LENGTH = 384
 @pytest.fixture(scope="module")
 def peer() -> DeepseekV4ForCausalLM:
     """transformers' model of the same shape, with every trivial parameter randomised."""
-    fields = config_json(SMALL, 0, 1, 2)
+    fields = config_json(SMALL, 0, 1)
     fields["compress_ratios"] = list(SMALL.compress_ratios)
     fields["rope_parameters"] = {**fields.pop("rope_scaling"), "rope_type": "yarn"}  # type: ignore[dict-item]
     for key in ("quantization_config", "expert_dtype", "torch_dtype", "architectures"):
