@@ -1,5 +1,5 @@
-"""Number formats of DeepSeek-V4 in plain torch: FP8 e4m3 weights in 128x128 blocks, packed FP4 e2m1
-weights in groups of 32, their e8m0 scales, and the same rounding simulated on activations.
+"""Number formats of DeepSeek-V4's weights in plain torch: FP8 e4m3 in 128x128 blocks, packed FP4 e2m1 in
+groups of 32, and their e8m0 scales.
 
 A scale byte is a biased exponent: byte b stands for 2^(b - 127), 0 for 2^-127 and 255 for NaN, which is
 refused. Such bytes are never converted by value: their bits are shifted into a float32.
@@ -16,8 +16,7 @@ FP8_MAX = 448.0
 FP4_MAX = 6.0
 FP8_BLOCK = 128
 FP4_GROUP = 32
-# Activations below these are treated as this large, so that an all-zero group has a normal scale.
-FP8_ACTIVATION_FLOOR = 1e-4
+# An all-zero group must not ask for a scale below float32's normal range.
 SCALE_FLOOR_EXPONENT = -126
 
 E2M1_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
@@ -136,30 +135,7 @@ def round_e2m1(x: Tensor) -> Tensor:
     return torch.copysign(torch.round(magnitude / step) * step, x)
 
 
-# ---- activations ----------------------------------------------------------------------------------
-
-
-def fp8_roundtrip(x: Tensor, group: int) -> Tensor:
-    """x as it is after FP8 quantisation in groups of its last dimension with power-of-two scales.
-
-    x       [..., n * group], any floating type; the result has its shape and type
-    source  groups of 128 for linear inputs, 64 for the unrotated channels of cached latents
-    """
-    groups = _grouped(x.to(torch.float32), group)
-    amax = groups.abs().amax(dim=-1, keepdim=True).clamp_min(FP8_ACTIVATION_FLOOR)
-    exponent = ceil_log2(amax / FP8_MAX)
-    codes = (groups * power_of_two(-exponent)).clamp(-FP8_MAX, FP8_MAX).to(torch.float8_e4m3fn)
-    return (codes.to(torch.float32) * power_of_two(exponent)).flatten(-2).to(x.dtype)
-
-
-def fp4_roundtrip(x: Tensor, group: int = FP4_GROUP) -> Tensor:
-    """x as it is after e2m1 quantisation in groups of its last dimension with power-of-two scales.
-
-    x  [..., n * group], any floating type; the result has its shape and type
-    """
-    groups = _grouped(x.to(torch.float32), group)
-    exponent = _fp4_exponent(groups)[..., None]
-    return (round_e2m1(groups * power_of_two(-exponent)) * power_of_two(exponent)).flatten(-2).to(x.dtype)
+# ---- shared -----------------------------------------------------------------------------------------
 
 
 def _fp4_exponent(groups: Tensor) -> Tensor:
