@@ -60,6 +60,9 @@ class Metrics:
         self._request_series()
         self._http_series()
         self._seed(endpoints)
+        # Looked up once: these two count every token.
+        self._between = self.between_tokens.labels(model_name)
+        self._generated = [self.generation_tokens.labels(model_name, streaming) for streaming in STREAMING]
 
     # ---- what feeds it ------------------------------------------------------------------------
 
@@ -79,15 +82,14 @@ class Metrics:
         """A completion's client got tokens."""
         if not tokens:
             return
-        labels = (self._model, STREAMING[line.streaming])
         if line.first_s is None:
             line.first_s = now_s
-            self.first_token.labels(*labels).observe(now_s - line.began_s)
+            self.first_token.labels(self._model, STREAMING[line.streaming]).observe(now_s - line.began_s)
         else:
-            self.between_tokens.labels(self._model).observe((now_s - line.last_s) / tokens)
+            self._between.observe((now_s - line.last_s) / tokens)
         line.last_s = now_s
         line.tokens += tokens
-        self.generation_tokens.labels(*labels).inc(tokens)
+        self._generated[line.streaming].inc(tokens)
 
     def ended(self, line: Timeline, aborted: bool, now_s: float) -> None:
         """A completion got its terminal event, or its client left."""

@@ -48,6 +48,8 @@ class TextSplitter:
 
     def __init__(self, strings: PromptStrings) -> None:
         self._specials = strings.specials
+        self._starts = frozenset(text[:size] for text in strings.specials for size in range(1, len(text)))
+        self._longest = max(map(len, self._starts))
         self._held = ""
 
     def feed(self, text: str) -> list[Segment]:
@@ -68,9 +70,8 @@ class TextSplitter:
 
     def _may_start_special(self, text: str) -> int:
         """Length of the longest end of `text` that a special token starts with."""
-        longest = max(map(len, self._specials)) - 1
-        for size in range(min(longest, len(text)), 0, -1):
-            if any(special.startswith(text[-size:]) for special in self._specials):
+        for size in range(min(self._longest, len(text)), 0, -1):
+            if text[-size:] in self._starts:
                 return size
         return 0
 
