@@ -38,8 +38,8 @@ def rounding_model(config, weights) -> DeepseekV4:
 def test_rounded_logits_equal_the_second_model(wide):
     """Sparse selection on, in chunks and single tokens.
 
-    A value on a rounding edge, within float32 noise, may fall to either side, and later rows attend to it: one
-    row in twenty may differ.
+    A value on a rounding edge, within float32 noise, may fall to either side, and later rows attend to it:
+    one row in twenty may differ.
     """
     tokens = random_tokens(200, 3)
     weights = weights_of(wide)
