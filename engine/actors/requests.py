@@ -203,6 +203,11 @@ class Requests:
         for row, reason in zip(rows.tolist(), msg.reasons[at].tolist(), strict=True):
             self._tell(RequestFailed(self.submit_of(row).request_id, reason, msg.status, msg.text))
 
+    def ends_agree(self) -> bool:
+        """I11: `finished` and `failed` mean what the terminal event said."""
+        reasons = [self.reason[self.machine.within(state)] for state in ("finished", "failed")]
+        return not np.isin(reasons[0], (ABORTED, FAILED)).any() and bool((reasons[1] == FAILED).all())
+
     # -- for the search ------------------------------------------------------------------------
 
     def snapshot(self) -> tuple[Any, ...]:
