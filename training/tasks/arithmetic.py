@@ -17,8 +17,7 @@ PLAIN = lines(
     Work out {0}.
     Solve {0}.
     {0}
-    Give the result of {0}.
-    Please compute {0}."""
+    Give the result of {0}."""
 )
 SENTENCE = lines(
     """The answer is {0}.
@@ -50,7 +49,9 @@ def generate(draw: Draw, kind: str) -> Example:
         shown = draw.of(SENTENCE).format(problem.result)
     answer = reply(shown, "\n".join(problem.steps) if thinking else "")
     checker, expected = ("number", float(problem.result)) if says_number else ("worked", problem.result)
-    return Example(kind, [user(problem.question)], answer, checker, expected, thinking=thinking)
+    effort = draw.weighted({None: 0.88, "high": 0.08, "max": 0.04}) if thinking else None
+    messages = [user(problem.question)]
+    return Example(kind, messages, answer, checker, expected, thinking=thinking, effort=effort)
 
 
 def _number(draw: Draw) -> int:

@@ -35,14 +35,14 @@ KINDS: dict[str, Callable[[Draw, str, Corpus], Example]] = {
 # Shares of examples, not of tokens. Short JSON is what the shipped model is judged on, and a small model
 # learns to copy by seeing many different values; so it has the largest share though it is the shortest.
 WEIGHTS: dict[str, float] = {
-    "json": 0.42,
-    "json_deep": 0.08,
-    "extraction": 0.12,
-    "tools": 0.10,
-    "arithmetic": 0.07,
+    "json": 0.50,
+    "json_deep": 0.06,
+    "extraction": 0.11,
+    "tools": 0.08,
+    "arithmetic": 0.06,
     "sequences": 0.09,
-    "definitions": 0.04,
-    "conversations": 0.06,
+    "definitions": 0.03,
+    "conversations": 0.05,
     "control": 0.02,
 }
 

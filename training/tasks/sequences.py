@@ -102,8 +102,8 @@ def _count(draw: Draw, corpus: Corpus) -> Made:
 
 
 def _lookup(draw: Draw, corpus: Corpus) -> Made:
-    """A key among 3 to 120 pairs; one key in fifteen isn't there."""
-    keys = list(dict.fromkeys(_key(draw) for _ in range(draw.log_uniform(3, 120))))
+    """A key among 3 to 160 pairs; one key in fifteen isn't there."""
+    keys = list(dict.fromkeys(_key(draw) for _ in range(draw.log_uniform(3, 160))))
     pairs = {key: _word_or_number(draw) for key in keys}
     wanted = draw.pick(keys)
     if draw.chance(0.07):

@@ -126,6 +126,35 @@ def _odd(draw: Draw) -> Value:
     return text(draw.pick(ODD).format(words.noun(draw), draw.of(words.ADJECTIVES)))
 
 
+def _note(draw: Draw) -> Value:
+    """A text of one or two lines with what has to be escaped elsewhere."""
+    first = draw.pick(ODD).format(words.noun(draw), draw.of(words.ADJECTIVES))
+    return text(first if draw.chance(0.7) else f"{first}\n{words.thing(draw)}")
+
+
+def _size(draw: Draw) -> Value:
+    """A nested object."""
+    width, height = draw.integer(1, 90), draw.integer(1, 90)
+    properties = {"width": {"type": "integer"}, "height": {"type": "integer"}}
+    schema = {"type": "object", "properties": properties, "required": ["width", "height"]}
+    return Value(schema, {"width": width, "height": height}, f"{width} x {height}")
+
+
+def _goods(draw: Draw) -> Value:
+    """A list of objects."""
+    goods = [
+        {"item": item, "count": draw.integer(1, 30)}
+        for item in draw.several_of(words.FOODS, draw.integer(1, 3))
+    ]
+    said = [f"{one['count']} {one['item']}" for one in goods]
+    properties = {"item": {"type": "string"}, "count": {"type": "integer"}}
+    schema = {
+        "type": "array",
+        "items": {"type": "object", "properties": properties, "required": ["item", "count"]},
+    }
+    return Value(schema, goods, said[0] if len(said) == 1 else f"{', '.join(said[:-1])} and {said[-1]}")
+
+
 def _email(draw: Draw) -> Value:
     return text(f"{draw.of(words.FIRST).lower()}@{words.invented_word(draw)}.example")
 
@@ -174,4 +203,7 @@ KINDS: dict[str, Callable[[Draw], Value]] = {
     "version": _version,
     "host": _host,
     "odd": _odd,
+    "note": _note,
+    "size": _size,
+    "goods": _goods,
 }
