@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import random
 
+import numpy as np
 import pytest
 import torch
 from driver import Driver, build
 from tiny import random_tokens, reference_logits
 
+from engine.errors import PageAccounting
 from engine.kernels.cpu import CpuOps
 from engine.model.invariant import TileOps
 
@@ -151,3 +153,33 @@ def test_taps_are_stream_means_that_do_not_depend_on_the_chunks(config, weights,
         return torch.cat(out, dim=1)
 
     assert (taps([150]) - taps([60, 1, 89])).abs().max() < TOLERANCE
+
+
+def test_a_page_boundary_with_its_snapshot_resumes_in_another_slot(config, weights, prompts, expected):
+    """Shared full and window pages, the A-halves, and nothing else: no bit differs from going on."""
+    driver = Driver(build(config, weights))
+    state = driver.state
+    driver.bind(1)
+    driver.bind(2)
+    driver.run([(1, prompts[1][:256])])
+    rows, halves = state.snapshot_rows(1)
+    pages = (int(state.full_table[1, 0]), int(state.window_table[1, 0]))
+    assert rows.tolist() == list(range(pages[1] * 256 + 128, pages[1] * 256 + 256))
+    state.map_pages(np.array([[2, 0, *pages]], dtype=np.int32))
+    ring = state.pool("c4_ring").view(2, state.slots, 8, -1)
+    ring[:, 2] = torch.nan
+    ring[:, 2, 4:, : halves.shape[-1]] = halves
+    driver.lengths[2], driver.mapped[2] = 256, 1
+    chunks = [prompts[1][256:257], prompts[1][257:300], prompts[1][300:420]]
+    on = torch.cat([driver.run([(1, chunk)])[0] for chunk in chunks])
+    resumed = torch.cat([driver.run([(2, chunk)])[0] for chunk in chunks])
+    assert torch.equal(on, resumed)
+    assert (resumed - expected[1][256:]).abs().max() < TOLERANCE
+
+
+def test_a_snapshot_off_a_page_boundary_is_refused(config, weights, prompts):
+    driver = Driver(build(config, weights))
+    driver.bind(1)
+    driver.run([(1, prompts[1][:255])])
+    with pytest.raises(PageAccounting, match="255 tokens"):
+        driver.state.snapshot_rows(1)
