@@ -18,11 +18,12 @@ from anyio.abc import TaskGroup
 
 from api.app import ENDPOINTS, create_app
 from api.served import load_served
+from engine.actors.health import Health
 from engine.actors.links import Link
 from engine.actors.process import Process, report_to_stderr
+from engine.actors.shutdown import Shutdown
 from engine.actors.wiring import wiring
 from engine.children import Child, how_it_ended, spawn
-from engine.conduct import conduct
 from engine.config import Settings
 from engine.errors import EngineError, Unexpected
 from engine.front import start_front
@@ -38,6 +39,9 @@ RANK_COMMAND = (sys.executable, "-m", "engine", "rank", "--fd")
 
 METRICS_PREFIX = "sglang:"
 """Dashboards and routers for servers of this kind scrape these names."""
+
+STOP_S = 15.0
+"""How long ranks may take to end once they are told; longer than what a rank gives its own parts."""
 
 UNLINKED_S = 10.0
 """A rank whose link has ended gets so long to end itself."""
@@ -55,7 +59,6 @@ class Launcher:
     def __init__(self, settings: Settings, command: Sequence[str]) -> None:
         self.children: dict[int, Child] = {}
         self.exit_code = CLEAN
-        self.probes = Probes(settings.dp_size, settings.snapshot_s)
         self._settings = settings
         self._command = command
         self._server: HttpServer | None = None
@@ -71,9 +74,9 @@ class Launcher:
         """Takes RankUp, KillRanks and CloseServer; never waits."""
         if isinstance(msg, RankUp):
             self._up.add(msg.rank)
+            self._process.refs["health"].tell(msg)
             if len(self._up) == self._settings.dp_size:
                 settings = self._settings
-                self.probes.refused = ""
                 sayer("api")(f"{settings.model_name} is served on http://{settings.host}:{settings.port}")
         elif isinstance(msg, KillRanks):
             for child in self.children.values():
@@ -112,7 +115,8 @@ class Launcher:
         if code:
             self.exit_code = FAILED
             self._process.report(f"{child.name} {how_it_ended(code)}")
-        await self._process.refs["ingress"].offer(RankDown(rank, how_it_ended(code)))
+        for listener in ("health", "ingress"):
+            await self._process.refs[listener].offer(RankDown(rank, how_it_ended(code)))
         await self._process.refs["shutdown"].offer(RankEnded(rank, code))
 
     async def listen_to_signals(self) -> None:
@@ -159,8 +163,10 @@ async def _main(settings: Settings, sock: socket.socket, command: Sequence[str])
         async with anyio.create_task_group() as tasks:
             process = Process("api", wiring(), tasks, report_to_stderr)
             launcher.join(process, tasks)
-            server = _server(settings, process, launcher.probes)
-            tasks.start_soon(conduct, process, settings, launcher.probes)
+            ranks, drain_ms, stop_ms = settings.dp_size, settings.drain_s * 1000, STOP_S * 1000
+            process.start("health", lambda: Health(ranks, settings.snapshot_s))
+            process.start("shutdown", lambda: Shutdown(ranks, drain_ms, stop_ms))
+            server = _server(settings, process)
             await launcher.run(server, sock)
             tasks.cancel_scope.cancel()
     except* Exception as group:
@@ -171,15 +177,16 @@ async def _main(settings: Settings, sock: socket.socket, command: Sequence[str])
     return launcher.exit_code
 
 
-def _server(settings: Settings, process: Process, probes: Probes) -> HttpServer:
+def _server(settings: Settings, process: Process) -> HttpServer:
     """The HTTP server over this process's actors."""
     served = load_served(settings, int(time.time()))
     context = served.bounds.context_length
     metrics = Metrics(METRICS_PREFIX, served.name, settings.dp_size, context, ENDPOINTS)
+    health = process.mailbox("health")
 
     def on_snapshot(msg: Snapshot) -> None:
         metrics.snapshot(msg)
-        probes.note(msg)
+        health.tell(msg)
 
     engine = start_front(process, settings, served, on_snapshot)
-    return HttpServer(create_app(engine, served, metrics, probes, settings), "warning")
+    return HttpServer(create_app(engine, served, metrics, Probes(process.asks, health), settings), "warning")

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 from engine.actors.core import Core
-from engine.actors.device import StepRunner
+from engine.actors.device import Device, DeviceThread, StepRunner
 from engine.actors.intake import RankSetup
 from engine.actors.rank import Rank
+from engine.actors.timers import Timers
 from engine.config import Settings
 from engine.errors import ConfigError
+from engine.messages import StepDone
 
 
 class ModelParts:
@@ -20,6 +23,16 @@ class ModelParts:
         from engine.loading import load_rank
 
         return load_rank(settings, say)
+
+    def device(
+        self, load: Callable[[], StepRunner], deliver: Callable[[StepDone], None], timers: Timers
+    ) -> Device:
+        """A thread of its own."""
+        return DeviceThread(load, deliver)
+
+    def wall_s(self) -> float:
+        """The host's wall clock."""
+        return time.time()
 
     def core(self, settings: Settings, rank: int, runner: StepRunner) -> Core:
         """The scheduler for what was loaded."""

@@ -10,7 +10,6 @@ import gc
 import os
 import socket
 import sys
-import time
 import traceback
 from collections.abc import Callable
 from typing import Protocol
@@ -20,17 +19,19 @@ import msgspec
 from anyio.abc import SocketStream
 
 from engine.actors.core import Core
-from engine.actors.device import DeviceThread, StepRunner
+from engine.actors.device import Device, StepRunner
 from engine.actors.links import Link
+from engine.actors.mailbox import Mailbox
 from engine.actors.process import Process, report_to_stderr
+from engine.actors.timers import Timers
 from engine.actors.wiring import wiring
 from engine.children import die_with_parent, leave_signals_to_parent
 from engine.config import Settings
 from engine.errors import DeviceFailed, EngineError
-from engine.messages import RankUp
+from engine.messages import RankUp, StepDone, Stop
 
 GREET_S = 30.0
-JOIN_S = 5.0
+JOIN_S = 2.0
 FLUSH_S = 5.0
 CLEAN, FAILED, ORPHANED = 0, 1, 3
 """Exit codes: the core stopped; something failed and was reported; the api process is gone."""
@@ -48,6 +49,14 @@ class Parts(Protocol):
 
     def load(self, settings: Settings, say: Callable[[str], None]) -> StepRunner:
         """On the device thread: whatever takes long. `say` prints progress."""
+
+    def device(
+        self, load: Callable[[], StepRunner], deliver: Callable[[StepDone], None], timers: Timers
+    ) -> Device:
+        """What runs the steps."""
+
+    def wall_s(self) -> float:
+        """The wall clock, which snapshots carry."""
 
     def core(self, settings: Settings, rank: int, runner: StepRunner) -> Core:
         """On the loop thread: a fresh core, from what the runner says of itself."""
@@ -102,15 +111,18 @@ async def run_rank(told: Told, process: Process, link: Link, parts: Parts) -> No
     settings = told.settings
     mailbox = process.mailbox(name)
     async with anyio.create_task_group() as tasks:
-        device = DeviceThread(lambda: parts.load(settings, sayer(name)), mailbox.tell_first)
+        device = parts.device(lambda: parts.load(settings, sayer(name)), mailbox.tell_first, process.timers)
         tasks.start_soon(device.run, JOIN_S)
-        runner = await device.runner()
+        runner = await _loaded(device, mailbox)
+        if runner is None:
+            tasks.cancel_scope.cancel()
+            return
         # What start-up made lives as long as the process; no collection needs to walk it again.
         gc.collect()
         gc.freeze()
         for listener in ("ingress", "launcher"):
             await link.ref(listener).offer(RankUp(told.rank))
-        process.tick(name, settings.snapshot_s, time.time)
+        process.tick(name, settings.snapshot_s, parts.wall_s)
         core = parts.core(settings, told.rank, runner)
         reason = await process.keep(name, lambda: core, device.submit)
         if core.state != "stopped":
@@ -120,6 +132,23 @@ async def run_rank(told: Told, process: Process, link: Link, parts: Parts) -> No
         with anyio.move_on_after(FLUSH_S):
             await link.flush()
         tasks.cancel_scope.cancel()
+
+
+async def _loaded(device: Device, mailbox: Mailbox) -> StepRunner | None:
+    """The runner, or None where the rank is told to stop while it loads: all that can come by then."""
+    runner: StepRunner | None = None
+    async with anyio.create_task_group() as tasks:
+
+        async def wait() -> None:
+            nonlocal runner
+            runner = await device.runner()
+            tasks.cancel_scope.cancel()
+
+        tasks.start_soon(wait)
+        while not any(isinstance(msg, Stop) for msg in await mailbox.take()):
+            pass
+        tasks.cancel_scope.cancel()
+    return runner
 
 
 def sayer(name: str) -> Callable[[str], None]:

@@ -8,6 +8,7 @@ restarted in place.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import queue
 import threading
@@ -40,6 +41,12 @@ class Device(Protocol):
     def submit(self, job: RunStep) -> None:
         """Never waits. Raises DeviceFailed for a third job."""
 
+    async def runner(self) -> StepRunner:
+        """Waits until the runner is made; for reading what it says of itself, not for running anything."""
+
+    async def run(self, stop_within_s: float) -> None:
+        """Works until the task is cancelled. Raises DeviceFailed with a job's error as its cause."""
+
 
 class DeviceThread:
     """Runs jobs in order on a thread of its own.
@@ -69,7 +76,7 @@ class DeviceThread:
         self._jobs.put(job)
 
     async def runner(self) -> StepRunner:
-        """Waits until the runner is made; for reading what it says of itself, not for running anything."""
+        """As Device.runner."""
         await self._made.wait()
         assert self._runner is not None
         return self._runner
@@ -86,7 +93,7 @@ class DeviceThread:
             await self._ended.wait()
         finally:
             self._jobs.put(None)
-            if self._error is None:
+            if self._made.is_set() and self._error is None:
                 thread.join(stop_within_s)
         if self._error is not None:
             raise DeviceFailed(f"the device thread ended: {self._error!r}") from self._error
@@ -101,7 +108,9 @@ class DeviceThread:
         except BaseException as error:
             # Nobody above this frame could report it: the loop's side raises it anew.
             self._error = error
-            self._post(self._ended.set)
+            # Without a loop the process is ending, and nobody is left to tell.
+            with contextlib.suppress(RuntimeError):
+                self._post(self._ended.set)
 
     def _finish(self, done: StepDone) -> None:
         self._in_flight -= 1
@@ -109,35 +118,56 @@ class DeviceThread:
 
 
 class SimulatedDevice:
-    """A device in virtual time: two jobs at most, each answered `step_s` after it could begin."""
+    """A device in virtual time, without a thread: each step is answered `step_s` after it could begin.
+
+    step_s  seconds that the next step takes
+    """
 
     def __init__(
         self,
-        runner: StepRunner,
+        make: Callable[[], StepRunner],
         deliver: Callable[[StepDone], None],
         timers: Timers,
-        step_s: Callable[[], float],
+        step_s: Callable[[RunStep], float],
     ) -> None:
-        self._runner = runner
+        self._make = make
         self._deliver = deliver
         self._timers = timers
         self._step_s = step_s
+        self._made = anyio.Event()
+        self._runner: StepRunner | None = None
         self._in_flight = 0
         self._free_at_s = 0.0
 
     def submit(self, job: RunStep) -> None:
         """As Device.submit."""
-        if self._in_flight >= JOBS:
-            raise DeviceFailed(
-                f"epoch {job.epoch} is a third step: {self._in_flight} of {JOBS} are in flight"
-            )
+        check_room(job, self._in_flight)
         self._in_flight += 1
-        self._free_at_s = max(self._free_at_s, anyio.current_time()) + self._step_s()
+        self._free_at_s = max(self._free_at_s, anyio.current_time()) + self._step_s(job)
         self._timers.at(self._free_at_s, lambda: self._finish(job))
 
+    async def runner(self) -> StepRunner:
+        """As Device.runner."""
+        await self._made.wait()
+        assert self._runner is not None
+        return self._runner
+
+    async def run(self, stop_within_s: float) -> None:
+        """As Device.run; an error of a step ends the timers' task instead of this one."""
+        self._runner = self._make()
+        self._made.set()
+        await anyio.sleep_forever()
+
     def _finish(self, job: RunStep) -> None:
+        assert self._runner is not None
         self._in_flight -= 1
         self._deliver(self._runner.execute(job))
+
+
+def check_room(job: RunStep, in_flight: int) -> None:
+    """Raises DeviceFailed where the device has two jobs already."""
+    if in_flight >= JOBS:
+        raise DeviceFailed(f"epoch {job.epoch} is a third step: {in_flight} of {JOBS} are in flight")
 
 
 def loop_poster() -> Callable[..., object]:

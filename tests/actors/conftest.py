@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +14,6 @@ import trio.testing
 from engine.config import NANO
 from engine.fsm.load import load, substituted
 from engine.fsm.owners import module_at
-from training.geometry import Geometry, config_json
 
 VIRTUAL = "trio in virtual time"
 REAL = "asyncio on uvloop"
@@ -38,7 +36,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkpoint folder with everything but weights."""
     folder = tmp_path_factory.mktemp("model") / "nano"
     shutil.copytree(NANO, folder, ignore=shutil.ignore_patterns("*.safetensors"))
-    (folder / "config.json").write_text(json.dumps(config_json(Geometry(), 0, 1, 2)))
+    shutil.copy(Path(__file__).with_name("geometry.json"), folder / "config.json")
     return folder
 
 

@@ -59,7 +59,7 @@ async def started(tasks: Any, runner: Any) -> tuple[DeviceThread, Mailbox]:
     box = Mailbox("rank", 8, "wait")
     device = DeviceThread(lambda: runner, box.tell_first)
     tasks.start_soon(device.run, 5.0)
-    await anyio.wait_all_tasks_blocked()
+    await device.runner()
     return device, box
 
 
@@ -135,10 +135,12 @@ async def test_leaving_joins_the_thread() -> None:
 
 async def test_a_simulated_device_answers_exactly_after_its_virtual_delay() -> None:
     timers, box = Timers(), Mailbox("rank", 8, "wait")
-    device = SimulatedDevice(Answers(), box.tell_first, timers, lambda: 0.02)
+    device = SimulatedDevice(Answers, box.tell_first, timers, lambda job: 0.02)
     began = anyio.current_time()
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(timers.run)
+        tasks.start_soon(device.run, 1.0)
+        await device.runner()
         device.submit(job(0))
         device.submit(job(1))
         with pytest.raises(DeviceFailed):

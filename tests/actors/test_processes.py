@@ -48,6 +48,13 @@ class Server:
             time.sleep(0.02)
         raise AssertionError(f"not ready: {self.end()}")
 
+    def wait_starting(self) -> None:
+        """Waits until the server says that the model is loading."""
+        assert self.process.stderr is not None
+        assert "nothing to load" in self.process.stderr.readline()
+        answer = httpx.get(self.url + "/ready")
+        assert (answer.status_code, "the model is loading" in answer.text) == (503, True)
+
     @property
     def rank(self) -> int:
         """The rank's process id."""
@@ -196,6 +203,15 @@ def test_a_rank_that_cant_load_ends_the_server_with_its_cause(model: Path, start
     assert code == 1
     assert "rank0: CheckpointError: layers.0.attn.wq_a.weight is missing" in printed
     assert "Traceback" not in printed
+
+
+def test_a_signal_while_the_model_loads_ends_the_server_cleanly(model: Path, started: list[Server]) -> None:
+    started.append(server := Server(model, TRIVIAL_FAULT="slow load"))
+    server.wait_starting()
+    rank = server.rank
+    server.process.send_signal(signal.SIGTERM)
+    assert server.end()[0] == 0
+    assert gone(rank)
 
 
 def test_a_busy_port_is_refused_before_anything_is_started(model: Path, started: list[Server]) -> None:

@@ -19,12 +19,13 @@ from engine.config import Settings
 from engine.errors import CheckpointError
 from engine.launch import serve
 from engine.messages import RunStep, StepDone
+from engine.rank_parts import ModelParts
 from engine.rank_process import run_process
 
 TOKEN = 300
 STEP_S = 0.005
 FAULT = os.environ.get("TRIVIAL_FAULT", "")
-"""`load`, `break` or `hang`: what goes wrong, the last two from step 10 on."""
+"""`load`, `slow load`, `break` or `hang`: what goes wrong, the last two from step 10 on."""
 FAULT_AT = 10
 
 
@@ -41,13 +42,15 @@ class OneToken:
         return StepDone(job.epoch, job.samples, np.full(sampled, TOKEN, np.int32).tobytes())
 
 
-class TrivialParts:
+class TrivialParts(ModelParts):
     """Parts of a rank without a model."""
 
     def load(self, settings: Settings, say: Callable[[str], None]) -> OneToken:
         say("nothing to load")
         if FAULT == "load":
             raise CheckpointError("layers.0.attn.wq_a.weight is missing")
+        if FAULT == "slow load":
+            time.sleep(60)
         return OneToken()
 
     def core(self, settings: Settings, rank: int, runner: object) -> Core:
