@@ -6,7 +6,7 @@ from typing import Any
 from training.tasks import words
 from training.tasks.draw import Draw, Pool, lines
 from training.tasks.example import Example, Message, reply, system, user
-from training.tasks.fields import Field, draw_specs, make_field
+from training.tasks.fields import Field, draw_specs, make_literal_field
 from training.tasks.json_short import minified
 from training.tasks.stating import state
 from training.tasks.tool_pool import FUNCTIONS, tool_of
@@ -103,7 +103,7 @@ def _small_task(draw: Draw) -> list[Message]:
 def _fields(draw: Draw, low: int = 2, high: int = 4) -> list[Field]:
     """Fields whose sentence forms are clear."""
     while True:
-        fields = [make_field(draw, spec) for spec in draw_specs(draw, draw.integer(low, high))[1]]
+        fields = [make_literal_field(draw, spec) for spec in draw_specs(draw, draw.integer(low, high))[1]]
         if len(fields) >= low:
             return fields
 
@@ -118,7 +118,7 @@ def _correction(draw: Draw, kind: str) -> Example:
     messages = [user(f"Write the data as JSON.\n\n{state(draw, fields)}"), reply(minified(_value(fields)))]
     index = draw.integer(0, len(fields) - 1)
     old = fields[index]
-    new = make_field(draw, (old.name, _kind_of(old)))
+    new = make_literal_field(draw, (old.name, _kind_of(old)))
     changed = {**_value(fields), old.key: new.value.value}
     request = draw.pick(
         ("No, the {0} is {1}.", "Sorry, {0} is {1}.", "Change the {0} to {1}.", "Set {0} to {1}.")

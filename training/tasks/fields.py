@@ -1,7 +1,7 @@
 """Draws the fields of a form: names that belong together or were never seen together, kinds, values."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from training.tasks import words
 from training.tasks.draw import Draw
@@ -77,6 +77,17 @@ def make_field(draw: Draw, spec: Spec, *, camel: bool = False, required: bool = 
     if unit in UNITS and draw.chance(0.6):
         label, shown = stem.replace("_", " "), f"{shown} {UNITS[unit]}"
     return Field(key, name, label, value, shown, required)
+
+
+def make_literal_field(draw: Draw, spec: Spec) -> Field:
+    """A field that the text shows as JSON has it: for requests without a schema, which can't ask for more."""
+    field = make_field(draw, spec)
+    value = field.value.value
+    if isinstance(value, str):
+        return replace(field, shown=value, value=replace(field.value, shown=value))
+    if isinstance(value, (bool, list)):
+        return field
+    return replace(field, shown=str(value), value=replace(field.value, shown=str(value)))
 
 
 def camel_case(name: str) -> str:

@@ -173,6 +173,12 @@ def _prompt(
     return [*head, user(draw.pick(("\n\n", "\n", "\n\n")).join(parts))], None
 
 
+def _needs_no_schema(field: Field) -> bool:
+    """Whether the text shows the value as the answer has to have it."""
+    value = field.value.value
+    return value is not None and (not isinstance(value, str) or field.value.shown == value)
+
+
 def schema_text(draw: Draw, schema: dict[str, Any]) -> str:
     """A schema as people paste it: mostly minified."""
     if draw.chance(0.7):
@@ -182,7 +188,7 @@ def schema_text(draw: Draw, schema: dict[str, Any]) -> str:
 
 def _listed(draw: Draw, fields: Sequence[Field]) -> str:
     """The wanted keys without a schema."""
-    if draw.chance(0.3):
+    if draw.chance(0.3) or any(isinstance(field.value.value, bool) for field in fields):
         return ", ".join(f"{field.key} ({field.value.schema.get('type', 'string')})" for field in fields)
     keys = [field.key for field in fields]
     if len(keys) == 1 or draw.chance(0.5):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from training.tasks import words
 from training.tasks.corpus import Corpus
 from training.tasks.draw import Draw
-from training.tasks.fields import Field, make_field
+from training.tasks.fields import Field, make_literal_field
 from training.tasks.stating import state
 from training.tasks.topics import TOPIC_NAMES, TOPICS
 from training.tasks.values import text as text_value
@@ -36,7 +36,7 @@ def draw_records(draw: Draw, corpus: Corpus, count: int) -> Records:
     specs = [specs[0], *draw.some(specs[1:], draw.integer(1, 4))]
     rows: dict[str, list[Field]] = {}
     for _ in range(count):
-        row = [make_field(draw, spec) for spec in specs]
+        row = [make_literal_field(draw, spec) for spec in specs]
         rows.setdefault(row[0].value.shown, row)
     found = list(rows.values())
     return Records(topic.replace("_", " "), found, _written(draw, topic, found))
