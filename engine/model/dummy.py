@@ -21,7 +21,7 @@ def dummy_weights(
     """
     weights: dict[str, Tensor] = {}
     for name, spec in expected_tensors(config, FLOAT_LAYOUT).items():
-        generator = torch.Generator(device).manual_seed(zlib.crc32(name.encode()) + (seed << 32))
+        generator = torch.Generator(device).manual_seed(zlib.crc32(f"{seed} {name}".encode()))
         if spec.role is Role.TABLE:
             weights[name] = _balanced_table(spec.shape, config.n_routed_experts, generator)
         else:
