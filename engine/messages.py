@@ -398,6 +398,29 @@ class Drained(Message, frozen=True):
     """Ingress -> shutdown coordinator: draining, and no request is left."""
 
 
+# ---- health -------------------------------------------------------------------------------------
+
+
+class Probe(Message, frozen=True):
+    """HTTP side -> health: how is the server? `wall_s` is the wall clock; `slot` is answered with Vitals."""
+
+    wall_s: float
+    slot: Any = None
+
+
+class Vitals(Message, frozen=True):
+    """Health -> HTTP side, the answer to Probe.
+
+    refused  why requests are refused; empty where they are taken
+    ages     (rank, seconds since its newest snapshot) of the ranks that sent one
+    stale    one line for each rank without a fresh snapshot
+    """
+
+    refused: str
+    ages: tuple[tuple[int, float], ...] = ()
+    stale: tuple[str, ...] = ()
+
+
 # ---- shutdown coordinator, launcher -------------------------------------------------------------
 
 
