@@ -43,7 +43,7 @@ class Differs(EngineError):
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """Figures; with `--against transformers` also the ratios."""
-    settings = Settings()
+    settings = Settings(model_path=args.model_path)
     prepare_environment(settings)
     served = load_served(settings, 0)
     peer = best_peer(settings.model_path, prompts(served)) if args.against == "transformers" else None
@@ -78,10 +78,8 @@ def best_peer(model_path: str, batches: Sequence[Batch]) -> Peer:
 
 
 async def _measure(settings: Settings, served: Served, peer: Peer | None, pairs: int) -> dict[str, Any]:
-    from engine.rank_parts import ModelParts
-
     figures: dict[str, Any] = {}
-    async with local_engine(settings, served, ModelParts()) as engine:
+    async with local_engine(settings) as engine:
         batches = prompts(served)
         for name, count, new in (("decode_1", 1, NEW_TOKENS), ("decode_8", 8, NEW_TOKENS)):
             figures[f"{name}_tokens_per_s"] = await decode_rate(engine, batches[1][:count], new)

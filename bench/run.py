@@ -14,6 +14,8 @@ from typing import Any
 
 import orjson
 
+from engine.config import NANO
+
 NAMES = {
     "machine": "the compiled table against the library, one event",
     "mailbox": "tells, asks, links and the device thread",
@@ -27,6 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The benchmark's name, where its JSON goes, and the benchmark's own flags."""
     parser.add_argument("name", choices=sorted(NAMES), help="; ".join(f"{k}: {v}" for k, v in NAMES.items()))
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures there")
+    parser.add_argument("--model-path", default=str(NANO), help="the shipped small model by default")
     parser.add_argument("--against", default="", help="offline: the peer to compare with, `transformers`")
     parser.add_argument(
         "--server-flags", default="", metavar="FLAGS", help="serve: more flags for the server, in one string"

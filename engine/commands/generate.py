@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
         return REFUSED
     outputs = [("", "the engine ended")] * len(prompts)
     try:
-        outputs = anyio.run(_generate, settings, served, entries, backend_options={"use_uvloop": True})
+        outputs = anyio.run(_generate, settings, entries, backend_options={"use_uvloop": True})
     except* EngineError as group:
         sayer("generate")("; ".join(str(error) for error in leaves(group)))
     for prompt, (text, failure) in zip(prompts, outputs, strict=True):
@@ -75,11 +75,9 @@ def _entry(served: Served, prompt: str, args: argparse.Namespace) -> Entry:
     return Entry(sink=0, prompt=np.array(ids, np.int32).tobytes(), sampling=sampling)
 
 
-async def _generate(settings: Settings, served: Served, entries: Sequence[Entry]) -> list[tuple[str, str]]:
+async def _generate(settings: Settings, entries: Sequence[Entry]) -> list[tuple[str, str]]:
     """(text, failure) of each entry."""
-    from engine.rank_parts import ModelParts
-
-    async with local_engine(settings, served, ModelParts()) as engine:
+    async with local_engine(settings) as engine:
         return await collect(engine, entries)
     return []
 
