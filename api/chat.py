@@ -27,6 +27,9 @@ from engine.model.segments import Segment
 EFFORTS = {"none": None, "minimal": "low", "medium": "high", "xhigh": "max"}
 """OpenAI's words for efforts that a checkpoint's table may lack, and the nearest that DeepSeek-V4 has."""
 
+MAX_CALLS = 128
+"""Most calls of one completion; a model that writes more of them is in a loop."""
+
 
 async def chat(service: Service, exchange: Exchange) -> None:
     """Answers one chat; every refusal of the client's input comes before the first byte."""
@@ -69,13 +72,20 @@ async def chat(service: Service, exchange: Exchange) -> None:
         prompt_tokens=len(ids),
         thinking=thinking,
         separate=body.separate_reasoning is not False,
-        tools=tools is not None,
+        calls=calls_of(body, tools),
         logprobs=bool(body.logprobs),
         with_usage=with_usage,
         continuous=continuous,
     )
     route = choose_route(exchange, body)
     await run(service, exchange, entries, route, lambda _: ChatAnswer(plan, served), bool(body.stream))
+
+
+def calls_of(body: ChatBody, tools: list[dict[str, Any]] | None) -> int:
+    """Most calls of one completion."""
+    if tools is None:
+        return 0
+    return 1 if body.parallel_tool_calls is False else MAX_CALLS
 
 
 def thinking_of(body: ChatBody) -> bool:

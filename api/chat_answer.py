@@ -18,7 +18,7 @@ class ChatPlan:
 
     count     completions
     separate  reasoning goes into its own field
-    tools     the client offered tools; without, calls that the model writes anyway are dropped
+    calls     that a completion may make; those that the model writes beyond are dropped
     """
 
     rid: str
@@ -27,7 +27,7 @@ class ChatPlan:
     prompt_tokens: int
     thinking: bool
     separate: bool
-    tools: bool
+    calls: int
     logprobs: bool
     with_usage: bool
     continuous: bool
@@ -55,14 +55,13 @@ class ChatChoice:
         return piece
 
     def _parse(self, delta: Delta) -> Reply:
-        if not self._plan.separate and not self._plan.tools:
+        if not self._plan.separate and not self._plan.calls:
             return Reply(content=delta.text)
         piece = self._parser.feed(self._splitter.feed(delta.text))
         if delta.finish != GOES_ON:
             piece.add(self._parser.feed(self._splitter.finish()))
             piece.add(self._parser.finish())
-        if not self._plan.tools:
-            piece.calls.clear()
+        del piece.calls[max(0, self._plan.calls - len(self.reply.calls)) :]
         if not self._plan.separate:
             piece.content = piece.reasoning + piece.content
             piece.reasoning = ""

@@ -68,6 +68,8 @@ def harmless(name: str, value: Any) -> bool:
                 raise bad(f"response_format.{unknown[0]}", "unknown field")
             return True
         return False
+    if name == "modalities":
+        return bool(value == ["text"])
     if name == "tool_choice":
         return value in ("auto", "none")
     return bool(name == "best_of" and value == 1)

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from api.schema import ChatBody, CompletionBody, GenerateBody
+from engine.model.chat_messages import ROLES
 
 _JSON = "application/json"
 _POSTS = (
@@ -47,6 +48,30 @@ _ERROR: dict[str, Any] = {
         }
     },
 }
+_MESSAGE: dict[str, Any] = {
+    "type": "object",
+    "required": ["role"],
+    "properties": {
+        "role": {"enum": list(ROLES)},
+        "content": {
+            "anyOf": [
+                {"type": ["string", "null"]},
+                {
+                    "type": "array",
+                    "items": {
+                        "type": "object",
+                        "required": ["type", "text"],
+                        "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+                    },
+                },
+            ]
+        },
+        "reasoning_content": {"type": ["string", "null"]},
+        "tool_calls": {"type": ["array", "null"]},
+        "tool_call_id": {"type": ["string", "null"]},
+    },
+}
+"""A chat message; its checks stand in engine/model/chat_messages.py."""
 
 
 @cache
@@ -54,6 +79,8 @@ def document(model: str) -> dict[str, Any]:
     """The OpenAPI 3.1 document; `model` is the example's model name."""
     bodies = [body for _, body, _ in _POSTS]
     schemas, components = msgspec.json.schema_components(bodies, ref_template="#/components/schemas/{name}")
+    messages = components["ChatBody"]["properties"]["messages"]
+    messages |= {"items": _MESSAGE, "minItems": 1}
     paths: dict[str, Any] = {}
     for (path, _, say), schema in zip(_POSTS, schemas, strict=True):
         paths[path] = {"post": _operation(say, {_JSON: {}, "text/event-stream": {}}, schema)}

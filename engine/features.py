@@ -31,6 +31,19 @@ def _never(name: str, why_not: str) -> Feature:
     return Feature(name, frozenset(), why_not)
 
 
+STRUCTURED = (
+    "json_schema",
+    "regex",
+    "ebnf",
+    "structural_tag",
+    "structured_outputs",
+    "guided_json",
+    "guided_regex",
+    "guided_choice",
+    "guided_grammar",
+)
+"""Fields by which clients of several servers ask for structured output."""
+
 FEATURES: dict[str, Feature] = {
     feature.name: feature
     for feature in (
@@ -50,15 +63,19 @@ FEATURES: dict[str, Feature] = {
         _never(
             "response_format", "structured output is not enforced by this server; only type text is accepted"
         ),
-        _never("json_schema", "structured output is not enforced by this server"),
-        _never("regex", "structured output is not enforced by this server"),
-        _never("ebnf", "structured output is not enforced by this server"),
-        _never("structural_tag", "structured output is not enforced by this server"),
+        *(_never(name, "structured output is not enforced by this server") for name in STRUCTURED),
         _never("stop_regex", "use stop or stop_token_ids"),
+        _never("allowed_token_ids", "use logit_bias"),
+        _never("bad_words", "use logit_bias"),
+        _never("use_beam_search", "use n"),
+        _never("custom_logit_processor", "use logit_bias"),
         _never("tool_choice", "a forced call needs structured output; only auto and none are accepted"),
         _never("functions", "use tools"),
         _never("function_call", "use tool_choice"),
         _never("audio", "the model has no audio"),
+        _never("modalities", "the model has text alone"),
+        _never("web_search_options", "the server does not search"),
+        _never("continue_final_message", "use /v1/completions for a raw prompt"),
         _never("image_data", "the model has no images"),
         _never("suffix", "the model does not fill in the middle"),
         _never("best_of", "use n"),

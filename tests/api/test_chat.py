@@ -139,6 +139,16 @@ async def test_markup_of_tools_that_were_not_offered_is_no_content() -> None:
             assert answer["choices"][0]["finish_reason"] == "stop"
 
 
+async def test_only_the_first_call_is_kept_where_the_client_wants_no_parallel_ones() -> None:
+    block = CALL.replace("Wait.", "")
+    two = block.replace("\n</｜DSML｜tool_calls>", "") + block.partition("tool_calls>")[2]
+    async with stage(says(two)) as made:
+        for parallel, count in ((True, 2), (False, 1)):
+            body = {"messages": HELLO, "tools": TOOLS, "parallel_tool_calls": parallel}
+            message = (await made.post("/v1/chat/completions", body)).json()["choices"][0]["message"]
+            assert len(message["tool_calls"]) == count
+
+
 async def test_several_completions_count_the_prompt_once() -> None:
     async with stage(says("Hi you")) as made, openai_client(made) as client:
         one = await client.chat.completions.create(model="nano", messages=HELLO)

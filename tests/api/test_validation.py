@@ -5,8 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import anyio
+import msgspec
 import pytest
 
+from api.schema import ChatBody, CompletionBody, GenerateBody, SamplingParams
+from engine.errors import UnsupportedFeature
+from engine.features import FEATURES, refuse_unsupported
 from tests.api.stage import CONTEXT, TOKENIZER, Stage, says, stage
 
 pytestmark = pytest.mark.anyio
@@ -64,6 +68,9 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     (CHAT, {"messages": HELLO, "response_format": {"type": "text", "more": 1}}, "response_format.more"),
     (CHAT, {"messages": HELLO, "regex": "a\0b"}, "regex"),
     (CHAT, {"messages": HELLO, "json_schema": "{"}, "json_schema"),
+    (CHAT, {"messages": HELLO, "guided_json": {"type": "object"}}, "guided_json"),
+    (CHAT, {"messages": HELLO, "modalities": ["text", "audio"]}, "modalities"),
+    (CHAT, {"messages": HELLO, "bad_words": ["x"]}, "bad_words"),
     (CHAT, {"messages": HELLO, "tools": [{}]}, "tools[0].function"),
     (CHAT, {"messages": HELLO, "tool_choice": "required"}, "tool_choice"),
     (CHAT, {"messages": HELLO, "chat_template_kwargs": {"thinking": "yes"}}, "chat_template_kwargs.thinking"),
@@ -235,3 +242,17 @@ async def test_one_bad_request_harms_nobody_else() -> None:
         await good()
     assert answers == [200] * 9
     assert (failed.status_code, failed.json()["error"]["message"]) == (500, "no finite logit")
+
+
+def test_every_field_that_is_read_by_nobody_is_refused_by_the_features_table() -> None:
+    """A field of type Any has no reader but the table."""
+    for kind in (ChatBody, CompletionBody, GenerateBody, SamplingParams):
+        for field in msgspec.structs.fields(kind):
+            if field.type is Any:
+                assert FEATURES[field.name].why_not, field.name
+
+
+def test_a_mode_that_a_feature_does_not_work_with_refuses_it_by_name() -> None:
+    refuse_unsupported(["logprobs"], {"overlap"})
+    with pytest.raises(UnsupportedFeature, match="logprobs does not work with speculation"):
+        refuse_unsupported(["logprobs"], {"overlap", "speculation"})
