@@ -45,7 +45,7 @@ def write_checkpoint(
     quantised: bool,
     max_shard_bytes: int = 15 << 20,
 ) -> None:
-    """Writes config.json, shards and index into `folder`, made if need be.
+    """Writes config.json, shards and index into `folder`, made if need be; replaces a checkpoint that is there.
 
     fields           content of config.json; quantization_config and expert_dtype are set to what is written
     weights          floating-point matrices and integer tables by DeepSeek's names, `mtp.*` if wanted
@@ -59,6 +59,8 @@ def write_checkpoint(
     _check(specs, weights)
     shards = _plan_shards(specs, quantised, max_shard_bytes)
     folder.mkdir(parents=True, exist_ok=True)
+    for old in folder.glob("model-*-of-*.safetensors"):
+        old.unlink()
     weight_map: dict[str, str] = {}
     for number, names in enumerate(shards, 1):
         file = f"model-{number:05d}-of-{len(shards):05d}.safetensors"

@@ -100,6 +100,14 @@ def test_float_checkpoints_come_back_bit_for_bit(
     assert all(torch.equal(loaded[name], weights[name]) for name in weights)
 
 
+def test_a_second_export_leaves_nothing_of_the_first(
+    tmp_path: Path, fields: dict[str, Any], weights: dict[str, Tensor]
+) -> None:
+    write_checkpoint(tmp_path, fields, weights, quantised=True, max_shard_bytes=1 << 20)
+    write_checkpoint(tmp_path, fields, weights, quantised=True, max_shard_bytes=1 << 30)
+    assert [file.name for file in tmp_path.glob("*.safetensors")] == ["model-00001-of-00001.safetensors"]
+
+
 @pytest.mark.parametrize(("draft", "stages"), [(Draft.CLASSIC, 1), (Draft.DSPARK, 3)])
 def test_draft_stages_are_recognised_by_content_and_loaded_on_demand(
     tmp_path: Path,
