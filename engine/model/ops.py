@@ -108,11 +108,11 @@ class TorchOps:
         blocks, width, heads, wide = q.shape
         parts = [window] if compressed is None else [window, compressed]
         keys = [part.pool.index_select(0, part.rows.flatten()).view(*part.rows.shape, wide) for part in parts]
-        q = q * wide**-0.5
         scores = []
         for part, own in zip(parts, keys, strict=True):
             score = torch.bmm(q.view(own.shape[0], -1, wide), own.transpose(1, 2)).float()
-            scores.append(score.view(blocks, width, heads, -1) + part.bias.unsqueeze(2))
+            score = score.view(blocks, width, heads, -1)
+            scores.append(torch.add(part.bias.unsqueeze(2), score, alpha=wide**-0.5))
         scores.append(sink.view(1, 1, heads, 1).expand(blocks, width, heads, 1))
         weights = torch.softmax(torch.cat(scores, dim=-1), dim=-1).to(q.dtype)
         out, first = None, 0
@@ -194,7 +194,11 @@ class TorchOps:
         rows, count = ids.shape
         flat = ids.flatten()
         order = flat.argsort(stable=True)
-        ends = torch.bincount(flat, minlength=moe.w13.shape[0]).cumsum(0).to(torch.int32)
+        # Not bincount: on a GPU it reads its result's size back to the host.
+        counts = torch.zeros(moe.w13.shape[0], dtype=torch.int32, device=x.device)
+        ends = counts.index_add_(0, flat, torch.ones_like(flat, dtype=torch.int32)).cumsum(
+            0, dtype=torch.int32
+        )
         inner = F.grouped_mm(x.index_select(0, order // count), moe.w13.transpose(1, 2), offs=ends)
         act = self.swiglu(inner, limit) * weights.flatten().index_select(0, order).unsqueeze(1)
         out = F.grouped_mm(act.to(x.dtype), moe.w2.transpose(1, 2), offs=ends)

@@ -136,12 +136,14 @@ class CommitRows:
 
     slots, starts  request slots and the position of each request's first row
     first_rows     the step row of it
+    counts         rows of each request
     most           largest row count of a request
     """
 
     slots: Tensor
     starts: Tensor
     first_rows: Tensor
+    counts: Tensor
     most: int
     groups: tuple[CommitGroup, ...]
 

@@ -92,14 +92,15 @@ def _entries(state: KVState, slot: Int, visible: Int, ratio: int, to: Upload) ->
 
     Unseen entries of the block read row 0: rows past a request's length may hold another request's numbers.
     """
-    most = int(visible.max(initial=0))
-    if not state.specs[f"c{ratio}"].layers:
-        most = 0
+    blocks, width = visible.shape
+    most = int(visible.max(initial=0)) if state.specs[f"c{ratio}"].layers else 0
+    if not most:
+        return to.int64(np.empty((blocks, 0), np.int64)), to.tensor(np.empty((blocks, width, 0), np.float32))
     a_page = PAGE_TOKENS // ratio
     pages = to.int64(state.full_table[slot, : -(-most // a_page)])
-    entry = torch.arange(most, device=pages.device)
-    rows = (pages.unsqueeze(2) * a_page + torch.arange(a_page, device=pages.device)).flatten(1)[:, :most]
+    entry = torch.arange(pages.shape[1] * a_page, device=pages.device)
+    rows = (pages * a_page).repeat_interleave(a_page, dim=1) + entry % a_page
     counts = to.int64(visible)
-    rows = torch.where(entry < counts.amax(1, keepdim=True), rows, 0)
-    hidden = entry >= counts.unsqueeze(2)
-    return rows, torch.zeros(hidden.shape, device=pages.device).masked_fill_(hidden, -torch.inf)
+    hidden = entry[:most] >= counts.unsqueeze(2)
+    bias = torch.zeros(hidden.shape, device=pages.device).masked_fill_(hidden, -torch.inf)
+    return rows[:, :most].masked_fill(hidden.all(1), 0), bias

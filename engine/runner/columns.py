@@ -42,14 +42,14 @@ class Upload:
 
     def tensor(self, column: npt.NDArray[np.generic]) -> Tensor:
         """The column as it is; on the CPU it shares memory with `column`."""
-        tensor = torch.from_numpy(np.ascontiguousarray(column))
+        tensor = torch.from_numpy(column if column.flags.c_contiguous else np.ascontiguousarray(column))
         if self.device.type == "cpu":
             return tensor
         return tensor.pin_memory().to(self.device, non_blocking=True)
 
     def int64(self, column: npt.NDArray[np.integer]) -> Tensor:
         """The column as int64."""
-        return self.tensor(column.astype(np.int64, copy=False))
+        return self.tensor(column if column.dtype == np.int64 else column.astype(np.int64))
 
 
 def unroll(batch: ForwardBatch) -> RowColumns:

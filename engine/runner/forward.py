@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -26,6 +27,7 @@ from engine.memory.commit import commit
 from engine.memory.pools import KVState
 from engine.model.model import DeepseekV4
 from engine.model.step import Pending, StepOutput
+from engine.runner.columns import Upload
 from engine.runner.plan import Plan
 
 
@@ -58,9 +60,11 @@ def commit_step(
     lens: Sequence[int] | Tensor | None = None,
 ) -> None:
     """Commits the first lens[i] rows of request i (None: all); 0 is legal. A tensor stays on its device."""
-    lens = plan.batch.counts.tolist() if lens is None else lens
-    lengths = torch.as_tensor(lens, dtype=torch.int64, device=state.device)
-    commit(state, plan.commit, pending, lengths, model.ops)
+    if lens is None:
+        lens = plan.commit.counts
+    elif not isinstance(lens, Tensor):
+        lens = Upload(state.device).int64(np.array(lens, dtype=np.int64))
+    commit(state, plan.commit, pending, lens, model.ops)
 
 
 @torch.inference_mode()

@@ -123,5 +123,10 @@ def plan_commit(columns: RowColumns, to: Upload) -> CommitRows:
     groups = tuple(CommitGroup(to.int64(chosen), width) for chosen, width in by_width(columns.counts))
     most = int(columns.counts.max(initial=0))
     return CommitRows(
-        to.int64(columns.slots), to.int64(columns.starts), to.int64(columns.first_rows), most, groups
+        to.int64(columns.slots),
+        to.int64(columns.starts),
+        to.int64(columns.first_rows),
+        to.int64(columns.counts),
+        most,
+        groups,
     )
