@@ -45,7 +45,7 @@ def write_checkpoint(
     quantised: bool,
     max_shard_bytes: int = 15 << 20,
 ) -> None:
-    """Writes config.json, shards and index into `folder`, made if need be; replaces a checkpoint that is there.
+    """Writes config.json, shards and index into `folder`, made if need be; replaces what was there.
 
     fields           content of config.json; quantization_config and expert_dtype are set to what is written
     weights          floating-point matrices and integer tables by DeepSeek's names, `mtp.*` if wanted
