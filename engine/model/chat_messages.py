@@ -64,11 +64,18 @@ def turns_of(messages: Sequence[Mapping[str, Any]]) -> list[Turn]:
     for index, message in enumerate(messages):
         turn = _turn(message, f"messages[{index}]")
         last = turns[-1] if turns else None
-        if turn.role == "user" and last is not None and last.role == "user" and last.task is None:
-            turns[-1] = replace(last, blocks=last.blocks + turn.blocks, task=turn.task)
+        if last is not None and _joins(turn, last):
+            turns[-1] = replace(last, blocks=last.blocks + turn.blocks, task=last.task or turn.task)
         else:
             turns.append(turn)
     return _results_in_call_order(turns)
+
+
+def _joins(turn: Turn, last: Turn) -> bool:
+    """Whether a user turn goes on with the last one; text after a task is a turn of its own, a result isn't."""
+    if turn.role != "user" or last.role != "user":
+        return False
+    return last.task is None or isinstance(turn.blocks[0], ToolResult)
 
 
 def without_old_thinking(turns: Sequence[Turn]) -> list[Turn]:

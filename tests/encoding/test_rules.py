@@ -206,6 +206,8 @@ def test_tasks(encoding: Encoding) -> None:
     assert encoding.render([user("q", task="query")], thinking=True) == f"{B}{U}q<｜query｜>"
     titled = [user("q"), assistant("a", task="title")]
     assert encoding.render(titled) == f"{B}{U}q{A}{NT}a{E}<｜title｜>"
+    with_result = [user("q", task="query"), result("1", "r"), user("w")]
+    assert encoding.render(with_result) == f"{B}{U}q\n\n<tool_result>r</tool_result>{U}w{A}{NT}"
     answered = [user("q", task="query"), assistant("w", reasoning_content="r")]
     assert encoding.render(answered, thinking=True) == f"{B}{U}q<｜query｜>w{E}"
 
