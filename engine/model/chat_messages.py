@@ -72,7 +72,7 @@ def turns_of(messages: Sequence[Mapping[str, Any]]) -> list[Turn]:
 
 
 def _joins(turn: Turn, last: Turn) -> bool:
-    """Whether a user turn goes on with the last one; text after a task is a turn of its own, a result isn't."""
+    """Whether a user turn goes on with the last one; text after a task begins a new one, a result doesn't."""
     if turn.role != "user" or last.role != "user":
         return False
     return last.task is None or isinstance(turn.blocks[0], ToolResult)
