@@ -43,7 +43,7 @@ class ServerFailed(EngineError):
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """Figures by case; `errors` counts requests that weren't answered whole, `exit_code` is the server's."""
     figures: dict[str, Any] = {}
-    with server(shlex.split(args.server_flags)) as (port, child):
+    with server(["--model-path", args.model_path, *shlex.split(args.server_flags)]) as (port, child):
         figures |= anyio.run(_measure, port, args.quick, backend_options={"use_uvloop": True})
         child.send_signal(signal.SIGTERM)
         figures["exit_code"] = child.wait(STOP_WITHIN_S)

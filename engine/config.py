@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -65,6 +66,7 @@ class Settings:
         300.0, "seconds a step may take before the rank is declared dead", "--watchdog-timeout"
     )
     snapshot_s: float = _flag(0.5, "seconds between load snapshots, when idle too")
+    metrics_prefix: str = _flag("sglang:", "prefix of metric names; dashboards know the default")
     dp_size: int = _flag(1, "data-parallel ranks", "--dp")
     log_level: str = _flag("info", "log level", choices=("debug", "info", "warning", "error"))
 
@@ -83,6 +85,8 @@ class Settings:
                 )
         if not 0.0 < self.mem_fraction_static <= 1.0:
             raise ConfigError(f"--mem-fraction-static is {self.mem_fraction_static}, but must be in (0, 1]")
+        if not re.fullmatch(r"([a-zA-Z_:][a-zA-Z0-9_:]*)?", self.metrics_prefix):
+            raise ConfigError(f"--metrics-prefix is {self.metrics_prefix!r}, no beginning of a metric's name")
         if self.dp_size != 1:
             raise ConfigError(f"--dp-size is {self.dp_size}, but this version runs one rank")
 

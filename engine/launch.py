@@ -37,9 +37,6 @@ from engine.threads import environment
 RANK_COMMAND = (sys.executable, "-m", "engine", "rank", "--fd")
 """Starts a rank's process; the link's descriptor comes last."""
 
-METRICS_PREFIX = "sglang:"
-"""Dashboards and routers for servers of this kind scrape these names."""
-
 STOP_S = 15.0
 """How long ranks may take to end once they are told; longer than what a rank gives its own parts."""
 
@@ -181,7 +178,7 @@ def _server(settings: Settings, process: Process) -> HttpServer:
     """The HTTP server over this process's actors."""
     served = load_served(settings, int(time.time()))
     context = served.bounds.context_length
-    metrics = Metrics(METRICS_PREFIX, served.name, settings.dp_size, context, ENDPOINTS)
+    metrics = Metrics(settings.metrics_prefix, served.name, settings.dp_size, context, ENDPOINTS)
     health = process.mailbox("health")
 
     def on_snapshot(msg: Snapshot) -> None:

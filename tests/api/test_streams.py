@@ -15,6 +15,14 @@ from tests.api.test_chat import events_of
 from tests.api.test_probes import RANK
 
 pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture(params=["asyncio", "trio"])
+def anyio_backend(request: pytest.FixtureRequest) -> str:
+    """Both loops: cancellation is where they differ."""
+    return str(request.param)
+
+
 CHAT = "/v1/chat/completions"
 HELLO: Any = [{"role": "user", "content": "Hello"}]
 ENDLESS = says_ids(TOKENIZER.encode(" word"))
