@@ -1,8 +1,8 @@
 """A device without a model: its tokens are a function of what it reads through the page tables.
 
 Each position keeps a number made of the number before it, its token and the token that leaves the window. The
-next token is taken from it, so a page that was freed too early, shared by mistake or filled in a wrong order shows
-as a wrong text.
+next token is taken from it, so a page that was freed too early, shared by mistake or filled in a wrong order
+shows as a wrong text.
 """
 
 from __future__ import annotations
@@ -12,26 +12,27 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from engine.config import PAGE_TOKENS
-from engine.messages import RunStep, SlotBind, StepDone
+from engine.messages import RunStep, SlotBind, StepDone, Submit
 
 VOCABULARY = 50
 EOS = 1
 WINDOW = 128
-FAILING = 49
-"""A sampled token that stands for a row whose sampling fails."""
+FAILING = VOCABULARY
+"""A sampled token that stands for a row whose sampling fails: one in ten thousand."""
 
 Cell = tuple[int, int]
 """(token, number) of one position."""
 
 
 def following(number: int, token: int, leaving: int) -> int:
-    """The number of a position: of the number before it, its token, and the token a window behind it (-1 none)."""
+    """The number of a position: of the number before it, its token and that a window behind it (-1 none)."""
     return (number * 6364136223846793005 + token * 1442695040888963407 + leaving * 97 + 11) % (1 << 61)
 
 
 def sampled(number: int, seed: int) -> int:
     """The token after a position with this number."""
-    return (number ^ (seed * 2654435761)) // 7 % VOCABULARY
+    drawn = (number ^ (seed * 2654435761)) // 7
+    return FAILING if drawn % 9973 == 0 else drawn % VOCABULARY
 
 
 @dataclass
@@ -114,22 +115,24 @@ class PagedDevice:
         return pool[page].get(position % PAGE_TOKENS, (-2, -2))
 
 
-def expected_output(
-    request_id: int, prompt: list[int], seed: int, most: int, least: int, ignores_eos: bool
-) -> tuple[list[int], bool]:
-    """What the request generates alone: (tokens, whether its sampling failed after them)."""
+def expected_output(item: Submit, context: int) -> tuple[list[int], bool]:
+    """What the request generates alone: (tokens, whether its sampling fails after them)."""
+    prompt = np.frombuffer(item.prompt, np.int32).tolist()
+    how = item.sampling
+    most = min(how.max_new_tokens, context - len(prompt))
     tokens = list(prompt)
-    number = request_id
+    number = item.request_id
     fed = 0
     while True:
         while fed < len(tokens):
             leaving = tokens[fed - WINDOW + 1] if fed >= WINDOW - 1 else -1
             number = following(number, tokens[fed], leaving)
             fed += 1
-        token = sampled(number, seed)
+        token = sampled(number, how.seed)
         if token == FAILING:
             return tokens[len(prompt) :], True
         tokens.append(token)
         generated = len(tokens) - len(prompt)
-        if (token == EOS and generated > least and not ignores_eos) or generated == most:
+        ends = token in how.stop_token_ids or (token == EOS and not how.ignore_eos)
+        if (ends and generated > how.min_new_tokens) or generated == most:
             return tokens[len(prompt) :], False
