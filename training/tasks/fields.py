@@ -123,7 +123,8 @@ def _compound_spec(draw: Draw, noun: str) -> Spec:
             ("date", "time", "tags", "state", "items", "numbers", "version", "file", "email", "colour")
         )
         kind = _KIND_OF.get(last) or "|".join(draw.several_of(words.TAGS, draw.integer(2, 4)))
-    return (last if draw.chance(0.35) else f"{noun}_{last}"), kind
+    name = last.replace(" ", "_")
+    return (name if draw.chance(0.35) else f"{noun}_{name}"), kind
 
 
 _KIND_OF = {

@@ -154,9 +154,7 @@ def _prompt(
         wanted = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
         said = text if draw.chance(0.55) else _joined(draw, ask, text)
         return [*head, user(said)], wanted
-    simple = not any(field.value.value is None for field in fields) and len(schema["properties"]) == len(
-        fields
-    )
+    simple = all(map(_needs_no_schema, fields)) and len(schema["properties"]) == len(fields)
     if place < 0.5 and simple:
         listed = _listed(draw, fields)
         wanted_object = {"type": "json_object"} if draw.chance(0.4) else None
