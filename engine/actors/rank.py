@@ -226,3 +226,8 @@ class Rank(Core):
     def accounts_agree(self) -> bool:
         """I10."""
         return accounts_agree(self.requests)
+
+    def idle_means_done(self) -> bool:
+        """R1."""
+        r = self.requests
+        return self.state != "idle" or not any(r.rows(g).size for g in ("waiting", "active", "ending"))
