@@ -101,10 +101,12 @@ class CpuOps(TorchOps):
         n = x.shape[-1]
         if n % LANES:
             raise ShapeMismatch(f"rows of {n} values; the kernel takes a multiple of {LANES}")
-        x = x.contiguous()
-        out = torch.empty_like(x)
+        if x.dim() != 2 or x.stride(1) != 1:
+            x = x.contiguous()
+        stride = x.stride(0) if x.dim() == 2 else n
+        out = torch.empty(x.shape)
         pointer = 0 if weight is None else weight.data_ptr()
-        self.kernels.rms_norm(out.data_ptr(), x.data_ptr(), pointer, x.numel() // n, n, eps)
+        self.kernels.rms_norm(out.data_ptr(), x.data_ptr(), stride, pointer, x.numel() // n, n, eps)
         return out
 
     def rotate(self, x: Tensor, turns: Tensor) -> None:

@@ -100,10 +100,12 @@ FACE(gemm) {
 FACE(rms_norm) {
     BEGIN(r);
     float* out = address(&r);
-    const float *x = address(&r), *weight = address(&r);
+    const float* x = address(&r);
+    int64_t x_stride = whole(&r);
+    const float* weight = address(&r);
     int64_t rows = whole(&r), n = whole(&r);
     float eps = real(&r);
-    CALL(r, rms_norm(out, x, weight, rows, n, eps));
+    CALL(r, rms_norm(out, x, x_stride, weight, rows, n, eps));
     Py_RETURN_NONE;
 }
 

@@ -26,8 +26,12 @@ INLINE void scaled(float* out, const float* x, const float* weight, float factor
     }
 }
 
-void rms_norm(float* out, const float* x, const float* weight, int64_t rows, int64_t n, float eps) {
-    for (int64_t r = 0; r < rows; r++) scaled(out + r * n, x + r * n, weight, inverse_rms(x + r * n, n, eps), n);
+void rms_norm(float* out, const float* x, int64_t x_stride, const float* weight, int64_t rows, int64_t n,
+              float eps) {
+    for (int64_t r = 0; r < rows; r++) {
+        const float* row = x + r * x_stride;
+        scaled(out + r * n, row, weight, inverse_rms(row, n, eps), n);
+    }
 }
 
 void rotate(float* x, const float* turns, int64_t rows, int64_t heads, int64_t stride, int64_t n, int64_t pairs) {

@@ -6,8 +6,10 @@
 
 #define STREAMS 4
 
-/* out = weight * x * rsqrt(mean(x^2) + eps); weight may be NULL. n is a multiple of 16. */
-void rms_norm(float* out, const float* x, const float* weight, int64_t rows, int64_t n, float eps);
+/* out = weight * x * rsqrt(mean(x^2) + eps); weight may be NULL. n is a multiple of 16; x's rows are x_stride
+ * apart. */
+void rms_norm(float* out, const float* x, int64_t x_stride, const float* weight, int64_t rows, int64_t n,
+              float eps);
 
 /* In place: the last 2 * pairs channels of each row are turned as interleaved pairs by turns [rows / heads, pairs,
  * 2] (cosine, sine); row r uses line r / heads. Rows are `stride` floats apart. */

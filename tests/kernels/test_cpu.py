@@ -82,6 +82,8 @@ def test_norm_and_rotation(ops: CpuOps, rows: int) -> None:
     x, w = torch.randn(rows, 3, 96), torch.randn(96)
     close(ops.rms_norm(x, w, 1e-6), TorchOps().rms_norm(x, w, 1e-6))
     close(ops.rms_norm(x, None, 1e-6), TorchOps().rms_norm(x, None, 1e-6))
+    part = x.view(rows, -1)[:, 32:128]
+    close(ops.rms_norm(part, w, 1e-6), TorchOps().rms_norm(part, w, 1e-6))
     turns = torch.polar(torch.ones(rows, 1, 16), torch.randn(rows, 1, 16))
     mine, theirs = x.clone(), x.clone()
     ops.rotate(mine, turns)
