@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import anyio
 import msgspec
 
-from engine.errors import MailboxFull, Unexpected
+from engine.errors import EngineError, MailboxFull, Unexpected
 from engine.messages import GOES_ON, Abort, Accepted, Credit, Delta, Deltas, Enqueue, Entry, Message, Snapshot
 
 SUBMIT_WITHIN_S = 30.0
@@ -38,12 +38,13 @@ class Questions(Protocol):
 class Sink:
     """Chunks that wait for one HTTP request; bounded by the detokenizer's credit."""
 
-    __slots__ = ("arrived", "chunks", "number")
+    __slots__ = ("arrived", "chunks", "failure", "number")
 
     def __init__(self, number: int) -> None:
         self.number = number
         self.chunks: deque[Delta] = deque()
         self.arrived: anyio.Event | None = None
+        self.failure: EngineError | None = None
 
 
 class Edge:
@@ -60,10 +61,21 @@ class Edge:
         self._on_snapshot = on_snapshot
         self._open: dict[int, Sink] = {}
         self._last = 0
+        self._failure: EngineError | None = None
         self.orphans = 0
 
+    def fail(self, error: EngineError) -> None:
+        """The actors have ended: who waits for chunks gets this error after those that have come."""
+        self._failure = error
+        for sink in self._open.values():
+            sink.failure = error
+            if sink.arrived is not None:
+                sink.arrived.set()
+
     def open(self) -> Sink:
-        """A new sink with its own number."""
+        """A new sink with its own number. Raises what `fail` was told."""
+        if self._failure is not None:
+            raise self._failure
         self._last += 1
         sink = self._open[self._last] = Sink(self._last)
         return sink
@@ -117,15 +129,19 @@ class Group:
         """All chunks that have arrived, at least one; empty once every completion has ended.
 
         The chunks of the call before count as taken by the client now, not earlier.
+
+        raises  the error of `Engine.fail`
         """
         self._give_credit()
         sink = self._sink
         if not self.live:
             return []
-        if not sink.chunks:
+        if not sink.chunks and sink.failure is None:
             sink.arrived = anyio.Event()
             await sink.arrived.wait()
             sink.arrived = None
+        if not sink.chunks and sink.failure is not None:
+            raise sink.failure
         taken = list(sink.chunks)
         sink.chunks.clear()
         for delta in taken:
@@ -170,6 +186,10 @@ class Engine:
             self._edge.close(sink)
             raise
         return Group(accepted, sink, self._detok)
+
+    def fail(self, error: EngineError) -> None:
+        """The actors have ended: everything accepted ends with this error, and nothing more is accepted."""
+        self._edge.fail(error)
 
     def close(self, group: Group) -> None:
         """Nothing of the group is wanted any more; what still runs is cancelled. Never waits."""

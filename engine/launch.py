@@ -17,6 +17,7 @@ import msgspec
 from anyio.abc import TaskGroup
 
 from api.app import ENDPOINTS, create_app
+from api.handle import Engine
 from api.served import load_served
 from engine.actors.health import Health
 from engine.actors.links import Link
@@ -25,7 +26,7 @@ from engine.actors.shutdown import Shutdown
 from engine.actors.wiring import wiring
 from engine.children import Child, how_it_ended, spawn
 from engine.config import Settings
-from engine.errors import EngineError, Unexpected
+from engine.errors import ActorFailed, EngineError, Unexpected
 from engine.front import start_front
 from engine.http_server import HttpServer, bind
 from engine.messages import CloseServer, KillRanks, Message, RankDown, RankEnded, RankUp, Signalled, Snapshot
@@ -58,13 +59,17 @@ class Launcher:
         self.exit_code = CLEAN
         self._settings = settings
         self._command = command
+        self._engine: Engine | None = None
         self._server: HttpServer | None = None
+        self._closed = anyio.Event()
         self._up: set[int] = set()
 
-    def join(self, process: Process, tasks: TaskGroup) -> None:
-        """Becomes an actor of this process."""
+    def join(self, process: Process, tasks: TaskGroup, engine: Engine, server: HttpServer) -> None:
+        """Becomes an actor of this process; from now on there is something to close."""
         self._process = process
         self._tasks = tasks
+        self._engine = engine
+        self._server = server
         process.refs["launcher"] = self
 
     def tell(self, msg: Message) -> None:
@@ -122,13 +127,25 @@ class Launcher:
             async for _ in signals:
                 await self._process.refs["shutdown"].offer(Signalled())
 
-    async def run(self, server: HttpServer, sock: socket.socket) -> None:
-        """Starts everything; serves until it is told to close."""
-        self._server = server
+    async def run(self) -> None:
+        """Starts the ranks; returns when the server has closed."""
         self._tasks.start_soon(self.listen_to_signals)
         for rank in range(self._settings.dp_size):
             await self.start_rank(rank)
-        await server.run_on(sock)
+        await self._closed.wait()
+
+    async def serve(self, sock: socket.socket) -> None:
+        """Serves until it is told to close and the last answers have left."""
+        assert self._server is not None
+        await self._server.run_on(sock)
+        self._closed.set()
+
+    def fail(self, error: EngineError) -> None:
+        """The actors of this process have ended: clients hear it, and the server closes."""
+        self.exit_code = FAILED
+        if self._engine is not None and self._server is not None:
+            self._engine.fail(error)
+            self._server.should_exit = True
 
     async def end_children(self) -> None:
         """Whatever happened: no process is left."""
@@ -156,26 +173,27 @@ def serve(settings: Settings, command: Sequence[str] = RANK_COMMAND) -> int:
 
 async def _main(settings: Settings, sock: socket.socket, command: Sequence[str]) -> int:
     launcher = Launcher(settings, command)
-    try:
-        async with anyio.create_task_group() as tasks:
-            process = Process("api", wiring(), tasks, report_to_stderr)
-            launcher.join(process, tasks)
-            ranks, drain_ms, stop_ms = settings.dp_size, settings.drain_s * 1000, STOP_S * 1000
-            process.start("health", lambda: Health(ranks, settings.snapshot_s))
-            process.start("shutdown", lambda: Shutdown(ranks, drain_ms, stop_ms))
-            server = _server(settings, process)
-            await launcher.run(server, sock)
-            tasks.cancel_scope.cancel()
-    except* Exception as group:
-        report("api", group)
-        launcher.exit_code = FAILED
-    finally:
-        await launcher.end_children()
+    async with anyio.create_task_group() as http:
+        try:
+            async with anyio.create_task_group() as tasks:
+                process = Process("api", wiring(), tasks, report_to_stderr)
+                ranks, drain_ms, stop_ms = settings.dp_size, settings.drain_s * 1000, STOP_S * 1000
+                process.start("health", lambda: Health(ranks, settings.snapshot_s))
+                process.start("shutdown", lambda: Shutdown(ranks, drain_ms, stop_ms))
+                launcher.join(process, tasks, *_server(settings, process))
+                http.start_soon(launcher.serve, sock)
+                await launcher.run()
+                tasks.cancel_scope.cancel()
+        except* Exception as group:
+            report("api", group)
+            launcher.fail(ActorFailed("the server has failed"))
+        finally:
+            await launcher.end_children()
     return launcher.exit_code
 
 
-def _server(settings: Settings, process: Process) -> HttpServer:
-    """The HTTP server over this process's actors."""
+def _server(settings: Settings, process: Process) -> tuple[Engine, HttpServer]:
+    """The front's handle, and the HTTP server over it."""
     served = load_served(settings, int(time.time()))
     context = served.bounds.context_length
     metrics = Metrics(settings.metrics_prefix, served.name, settings.dp_size, context, ENDPOINTS)
@@ -186,4 +204,6 @@ def _server(settings: Settings, process: Process) -> HttpServer:
         health.tell(msg)
 
     engine = start_front(process, settings, served, on_snapshot)
-    return HttpServer(create_app(engine, served, metrics, Probes(process.asks, health), settings), "warning")
+    return engine, HttpServer(
+        create_app(engine, served, metrics, Probes(process.asks, health), settings), "warning"
+    )

@@ -205,6 +205,22 @@ def test_a_rank_that_cant_load_ends_the_server_with_its_cause(model: Path, start
     assert "Traceback" not in printed
 
 
+def test_a_failed_actor_of_the_server_ends_streams_with_an_error_and_is_reported_with_its_rows(
+    model: Path, started: list[Server]
+) -> None:
+    started.append(server := Server(model, TRIVIAL_FAULT="detok"))
+    rank = server.wait_ready()
+    with httpx.stream("POST", server.url + "/v1/completions", json=LONG, timeout=10) as answer:
+        rest = events("\n".join(answer.iter_lines()))
+    assert rest[-1] == "[DONE]"
+    assert json.loads(rest[-2])["error"]["message"] == "the server has failed"
+    code, printed = server.end()
+    assert code == 1
+    assert "actor detok failed in state running on StepOut(" in printed
+    assert "running StepOut" in printed
+    assert gone(rank)
+
+
 def test_a_signal_while_the_model_loads_ends_the_server_cleanly(model: Path, started: list[Server]) -> None:
     started.append(server := Server(model, TRIVIAL_FAULT="slow load"))
     server.wait_starting()

@@ -12,20 +12,22 @@ from collections.abc import Callable
 
 import numpy as np
 
+import engine.front
 from engine.actors.core import Core
+from engine.actors.detok import Detok
 from engine.actors.intake import RankSetup
 from engine.actors.rank import Rank
 from engine.config import Settings
 from engine.errors import CheckpointError
 from engine.launch import serve
-from engine.messages import RunStep, StepDone
+from engine.messages import RunStep, StepDone, StepOut
 from engine.rank_parts import ModelParts
 from engine.rank_process import run_process
 
 TOKEN = 300
 STEP_S = 0.005
 FAULT = os.environ.get("TRIVIAL_FAULT", "")
-"""`load`, `slow load`, `break` or `hang`: what goes wrong, the last two from step 10 on."""
+"""What goes wrong: `load`, `slow load`; `break` or `hang` from step 10 on; `detok` after ten chunks."""
 FAULT_AT = 10
 
 
@@ -62,10 +64,24 @@ class TrivialParts(ModelParts):
         )  # fmt: skip
 
 
+class FailingDetok(Detok):
+    """A detokenizer that fails at its tenth step."""
+
+    steps = 0
+
+    def emit_step(self, msg: StepOut) -> None:
+        self.steps += 1
+        if self.steps == FAULT_AT:
+            raise ValueError("a planted fault")
+        super().emit_step(msg)
+
+
 def main(argv: list[str]) -> int:
     """Serves, or runs the rank."""
     if argv[0] == "rank":
         run_process(int(argv[1]), TrivialParts())
+    if FAULT == "detok":
+        engine.front.Detok = FailingDetok
     settings = Settings(port=int(argv[1]), model_path=argv[2], drain_s=float(argv[3]), threads=1)
     return serve(settings, (sys.executable, __file__, "rank"))
 
