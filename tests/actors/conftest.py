@@ -1,4 +1,4 @@
-"""The runtime's tests run on trio in virtual time; those marked by `loops` on uvloop, too."""
+"""The runtime's tests run on trio in virtual time; some on uvloop and on trio in real time, too."""
 
 from __future__ import annotations
 
@@ -14,11 +14,7 @@ import trio.testing
 from engine.config import NANO
 from engine.fsm.load import load, substituted
 from engine.fsm.owners import module_at
-
-VIRTUAL = "trio in virtual time"
-REAL = "asyncio on uvloop"
-REAL_TRIO = "trio in real time"
-"""For tests with threads, whose work a virtual clock doesn't wait for."""
+from tests.actors.loops import REAL, REAL_TRIO, VIRTUAL
 
 
 @pytest.fixture(params=[VIRTUAL])

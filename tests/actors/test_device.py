@@ -7,16 +7,15 @@ from typing import Any
 
 import anyio
 import pytest
-from conftest import REAL, VIRTUAL
 
 from engine.actors.device import JOBS, DeviceThread, SimulatedDevice
 from engine.actors.mailbox import Mailbox
 from engine.actors.timers import Timers
 from engine.errors import DeviceFailed
 from engine.messages import RunStep, StepDone
+from tests.actors.loops import both_loops
 
 pytestmark = pytest.mark.anyio
-both_loops = pytest.mark.parametrize("anyio_backend", [VIRTUAL, REAL], indirect=True)
 
 
 def job(epoch: int) -> RunStep:

@@ -11,7 +11,6 @@ import anyio
 import msgspec
 import pytest
 from anyio.abc import SocketStream
-from conftest import REAL, VIRTUAL
 
 from engine.actors import wire
 from engine.actors.links import Link, memory_pair
@@ -19,9 +18,9 @@ from engine.actors.mailbox import Mailbox
 from engine.actors.wire import Codec
 from engine.errors import BadMessage, LinkRefused
 from engine.messages import Abort, Hello, Message, Snapshot, StepOut, Stop
+from tests.actors.loops import both_loops
 
 pytestmark = pytest.mark.anyio
-both_loops = pytest.mark.parametrize("anyio_backend", [VIRTUAL, REAL], indirect=True)
 
 RECEIVERS = ("rank", "detok", "health")
 TO_RANK: dict[str, tuple[type[Message], ...]] = {"rank": (Abort, Stop)}

@@ -7,16 +7,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import REAL, REAL_TRIO
-from trivial import OneToken, TrivialParts
 
 from api.served import load_served
 from engine.config import Settings
 from engine.errors import BadRequest, CheckpointError, DeviceFailed
 from engine.local import engine_of
 from engine.messages import LENGTH, Entry, Sampling, StepDone
+from tests.actors.loops import both_real_loops
+from tests.actors.trivial import OneToken, TrivialParts
 
-pytestmark = [pytest.mark.anyio, pytest.mark.parametrize("anyio_backend", [REAL_TRIO, REAL], indirect=True)]
+pytestmark = [pytest.mark.anyio, both_real_loops]
 
 
 def entry(tokens: int, child: int = 0) -> Entry:

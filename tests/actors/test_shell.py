@@ -6,11 +6,11 @@ from types import ModuleType
 
 import anyio
 import pytest
-from stage import failing_stage, stage_of
 
 from engine.actors.core import TimedOut
 from engine.errors import ActorFailed, DeadlinePassed, MailboxFull, Unexpected
 from engine.messages import Stop
+from tests.actors.stage import failing_stage, stage_of
 
 pytestmark = pytest.mark.anyio
 

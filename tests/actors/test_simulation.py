@@ -11,7 +11,6 @@ from typing import Any
 import anyio
 import numpy as np
 import pytest
-from trivial import TOKEN, TrivialParts
 
 from api.handle import Engine
 from api.served import load_served
@@ -21,6 +20,7 @@ from engine.config import Settings
 from engine.errors import QueueFull
 from engine.local import engine_of
 from engine.messages import ABORTED, GOES_ON, LENGTH, Entry, RunStep, Sampling, StepDone
+from tests.actors.trivial import TOKEN, TrivialParts
 
 pytestmark = pytest.mark.anyio
 STEP_S = 0.02
