@@ -56,8 +56,9 @@ class Results:
         if over.size:
             r.fire("Over", rows[over], End(finish[over]))
         self._leave_pages_behind(batch)
+        out = self._step_out(batch, done, Kept(rows, live, counts), tokens, finish)
         r.settle(rows)
-        return self._step_out(batch, done, Kept(rows, live, counts), tokens, finish)
+        return out
 
     def _finish(self, rows: Rows, tokens: Tokens) -> Codes:
         """Finish code of each sampled row; the strongest cause wins: EOS, stop token, length."""
@@ -91,12 +92,11 @@ class Results:
         told[echoes] = True
         if not told.any():
             return None
-        ids = np.array([r.submit_of(row).request_id for row in batch.rows[told].tolist()], np.int64)
         sampled = np.flatnonzero(kept.counts)
         return StepOut(
             epoch=done.epoch,
             rank=self.rank,
-            request_ids=ids.tobytes(),
+            request_ids=r.held.owner[batch.rows[told]].tobytes(),
             counts=kept.counts[told].tobytes(),
             token_ids=tokens[kept.live[sampled]].tobytes(),
             finish=finish[told].tobytes(),
