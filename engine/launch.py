@@ -21,7 +21,7 @@ from api.handle import Engine
 from api.served import load_served
 from engine.actors.health import Health
 from engine.actors.links import Link
-from engine.actors.process import Process, report_to_stderr
+from engine.actors.process import Process, log_to_stderr, report_to_stderr
 from engine.actors.shutdown import Shutdown
 from engine.actors.wiring import wiring
 from engine.children import Child, how_it_ended, spawn
@@ -160,6 +160,7 @@ def serve(settings: Settings, command: Sequence[str] = RANK_COMMAND) -> int:
 
     command  what starts a rank's process
     """
+    log_to_stderr(settings.log_level)
     try:
         sock = bind(settings)
     except EngineError as error:

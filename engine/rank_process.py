@@ -22,7 +22,7 @@ from engine.actors.core import Core
 from engine.actors.device import Device, StepRunner
 from engine.actors.links import Link
 from engine.actors.mailbox import Mailbox
-from engine.actors.process import Process, report_to_stderr
+from engine.actors.process import Process, log_to_stderr, report_to_stderr
 from engine.actors.timers import Timers
 from engine.actors.wiring import wiring
 from engine.children import die_with_parent, leave_signals_to_parent
@@ -70,6 +70,7 @@ def run_process(descriptor: int, parts: Parts) -> None:
     leave_signals_to_parent()
     die_with_parent()
     told = msgspec.json.decode(sys.stdin.buffer.read(), type=Told)
+    log_to_stderr(told.settings.log_level)
     sock = socket.socket(fileno=descriptor)
     code = anyio.run(_main, told, sock, parts, backend="asyncio", backend_options={"use_uvloop": True})
     sys.stdout.flush()

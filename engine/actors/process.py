@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -112,6 +113,16 @@ class Process:
 
     def _note_bad(self, error: BadMessage) -> None:
         self.report(f"a message was lost: {error}")
+
+
+def log_to_stderr(level: str) -> None:
+    """Log lines of our own loggers at `level` and above; of libraries, warnings and errors.
+
+    level  debug, info, warning or error
+    """
+    logging.basicConfig(level="WARNING", format="%(name)s: %(levelname)s: %(message)s", stream=sys.stderr)
+    for name in ("engine", "api"):
+        logging.getLogger(name).setLevel(level.upper())
 
 
 def report_to_stderr(text: str) -> None:
