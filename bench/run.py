@@ -21,6 +21,7 @@ NAMES = {
     "mailbox": "tells, asks, links and the device thread",
     "offline": "the engine against transformers on the same weights, token for token",
     "serve": "a server under load: throughput, time to first token and between tokens",
+    "cuda": "the model on an NVIDIA device against itself on the CPU",
     "nano": "what the shipped model can do",
 }
 
