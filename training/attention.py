@@ -1,4 +1,4 @@
-"""DeepSeek-V4 attention over whole rows, written for speed of training: no cache, dense over compressed entries.
+"""DeepSeek-V4 attention over whole rows, written for training: no cache, dense over compressed entries.
 
 Window keys come in chunks of 128 (each query chunk sees its own and the chunk before), compressed entries are
 appended to every chunk's keys, and one softmax with a sink runs over both. Row lengths are multiples of 128.
@@ -71,7 +71,7 @@ class Compressor(nn.Module):
         self.norm = Norm(width, geometry.rms_norm_eps)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """Entries [B, S / ratio, width] of x [B, S, H]; tables [S / ratio, width] at the windows' first tokens."""
+        """Entries [B, S / ratio, width] of x [B, S, H]; tables are those of the windows' first tokens."""
         batch, length, _ = x.shape
         windows = length // self.ratio
         both = F.linear(x, torch.cat((self.wkv.weight, self.wgate.weight)))
@@ -161,7 +161,7 @@ def attend(
 
 
 def index_loss(scores: Tensor, mass: Tensor, visible: Tensor) -> Tensor:
-    """KL from the attention's distribution over visible entries to the indexer's, up to a constant; scalar."""
+    """KL from the attention's distribution over visible entries to the indexer's, up to a constant."""
     logs = torch.log_softmax(scores.masked_fill(~visible, HIDDEN), -1)
     target = mass / (mass.sum(-1, keepdim=True) + 1e-9)
     return -(target * logs.masked_fill(~visible, 0.0)).sum(-1).mean()
@@ -204,7 +204,8 @@ class Attention(nn.Module):
 
         x          [B, S, H] after attn_norm
         indexed    the indexer runs and learns; c4 layers only
-        selecting  bool scalar: an indexed layer sees the top-k entries alone. A tensor, so that both share one graph
+        selecting  bool scalar: an indexed layer sees the top-k entries alone; a tensor, so that both ways
+                   share one compiled graph
         """
         batch, length, _ = x.shape
         g = self.geometry

@@ -8,13 +8,14 @@ import torch
 from torch import Tensor
 
 ROW = 2048
-# A chat row has labels on its answers only, a fifth of its ids; tripled, they weigh somewhat less than a corpus row.
+# A chat row has labels on its answers only, a fifth of its ids; tripled, they weigh somewhat less than a
+# corpus row.
 CHAT_WEIGHT = 3.0
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """ids, labels (-1: none) int64 and weights float32, each [B, ROW]; the first `corpus_rows` rows are corpus."""
+    """ids, labels (-1: none) int64 and weights float32, each [B, ROW]; corpus rows come first."""
 
     ids: Tensor
     labels: Tensor

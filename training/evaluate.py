@@ -1,9 +1,9 @@
-"""Measures a trained state: held-out nats before and after rounding, and success on held-out tasks of each kind.
+"""Measures a trained state: held-out nats before and after rounding, success on held-out tasks of each kind.
 
     python -m training.evaluate --state RUN/state.pt --data DIR --out evaluation.json
 
-Replies are decoded greedily without a grammar; the whole row is recomputed for each token, which on a GPU is quick
-enough for some hundred short prompts a kind. A device is used if there is one.
+Replies are decoded greedily without a grammar; the whole row is recomputed for each token, which on a GPU is
+quick enough for some hundred short prompts a kind.
 """
 
 import argparse
@@ -145,7 +145,8 @@ def main() -> None:
     model = load_model(args.state, device, quantise=True)
     after = heldout_nats(model, args.data)
     print(
-        f"held-out nats before {before['all']:.4f}, after {after['all']:.4f} ({time.monotonic() - began:.0f} s)",
+        f"held-out nats before {before['all']:.4f}, after {after['all']:.4f}, "
+        f"{time.monotonic() - began:.0f} s",
         flush=True,
     )
     rates: dict[str, float] = {}

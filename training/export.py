@@ -2,8 +2,9 @@
 
     python -m training.export --state RUN/state.pt --out engine/assets/nano
 
-FP8 dense weights with 128x128 ue8m0 scales, packed FP4 experts with group-32 scales, I64 hash tables, bf16 and f32
-for the rest; safetensors shards under 16 MiB with an index, and config.json. The tokenizer files lie there already.
+FP8 dense weights with 128x128 ue8m0 scales, packed FP4 experts with group-32 scales, I64 hash tables, bf16
+and f32 for the rest; safetensors shards under 16 MiB with an index, and config.json. The tokenizer files lie
+there already.
 """
 
 import argparse
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor
 
 from engine.model.export import write_checkpoint
-from training.corpus import load_tokenizer
+from training.corpus import known_id, load_tokenizer
 from training.geometry import Geometry, config_json
 from training.model import Model, use_bf16
 from training.naming import to_checkpoint
@@ -23,7 +24,7 @@ from training.tokenizer import BOS, EOS
 
 
 def load_model(state_file: Path, device: torch.device, quantise: bool) -> Model:
-    """The trained model with bf16 matrices; with `quantise`, holding the values that its checkpoint can hold."""
+    """The trained model with bf16 matrices; with `quantise`, as its checkpoint can hold them."""
     state: dict[str, Any] = torch.load(state_file, map_location=device)
     model = use_bf16(Model(Geometry()).to(device))
     Optimizer(model).load(state["optimizer"], quantise)
@@ -50,7 +51,7 @@ def weights(model: Model) -> dict[str, Tensor]:
 def export(model: Model, tokenizer_folder: Path, out: Path) -> None:
     """Writes shards, index and config.json; older shards are removed."""
     tokenizer = load_tokenizer(tokenizer_folder)
-    ids = [tokenizer.token_to_id(text) for text in (BOS, EOS)]
+    ids = [known_id(tokenizer, text) for text in (BOS, EOS)]
     for old in out.glob("model-*.safetensors"):
         old.unlink()
     write_checkpoint(out, config_json(model.geometry, *ids), weights(model), quantised=True)

@@ -14,7 +14,7 @@ STAGES = ("dense", "index", "select")
 
 
 class StreamMix(nn.Module):
-    """Manifold-constrained hyper-connection: collapses four streams before a sub-block, spreads its output after."""
+    """Manifold-constrained hyper-connection: collapses the streams before a sub-block."""
 
     def __init__(self, geometry: Geometry, place: int) -> None:
         super().__init__()
@@ -142,8 +142,8 @@ class Model(nn.Module):
     def streams(self, ids: Tensor, stage: str) -> tuple[Tensor, list[Tensor], Tensor]:
         """Streams [B * S, hc, H] after the last layer, loads of each layer, sum of the indexers' losses.
 
-        stage   "dense": queries see all compressed entries, the indexer is idle; "index": the same, and the indexer
-                learns; "select": queries see the indexer's best entries, and it goes on learning
+        stage   "dense": queries see all compressed entries, the indexer is idle; "index": the same, and the
+                indexer learns; "select": queries see the indexer's best entries, and it goes on learning
         """
         x = self.embed(ids).flatten(0, 1)
         streams = x[:, None].expand(-1, self.geometry.hc_mult, -1).contiguous()
@@ -186,7 +186,7 @@ def initialise(model: Model, seed: int) -> None:
 
 
 def stays_wide(name: str, parameter: Tensor) -> bool:
-    """Whether a parameter is float32 in training, as DeepSeek keeps it: norms, sinks, tables, stream mixes."""
+    """Whether a parameter is float32 in training, as DeepSeek keeps it: norms, sinks, stream mixes."""
     return parameter.ndim < 2 or name.endswith((".fn", "ape"))
 
 
@@ -199,7 +199,7 @@ def use_bf16(model: Model) -> Model:
 
 
 def compile_model(model: Model) -> None:
-    """Compiles half layers and the head for fixed shapes: seven graphs, as halves of one kind share their code."""
+    """Compiles half layers and the head for fixed shapes: seven graphs, as halves of one kind share code."""
     torch._dynamo.config.cache_size_limit = 64
     for layer in model.layers:
         layer.attention_half = torch.compile(layer.attention_half, dynamic=False, fullgraph=True)

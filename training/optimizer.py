@@ -4,8 +4,8 @@ Muon, because at this size it needs clearly fewer tokens than AdamW for the same
 step: matrices of one shape are stepped as one stack. The update is scaled to AdamW's typical size
 (0.2 * sqrt(longer side)), so that one learning rate serves both.
 
-The model holds rounded copies of the masters: bf16 at first, the checkpoint's formats once `quantise` is set. A
-gradient taken at the rounded weights and applied to the masters is straight-through rounding.
+The model holds rounded copies of the masters: bf16 at first, the checkpoint's formats once `quantise` is set.
+A gradient taken at the rounded weights and applied to the masters is straight-through rounding.
 """
 
 from dataclasses import dataclass

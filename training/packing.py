@@ -2,9 +2,10 @@
 
     python -m training.packing --corpus DIR --out DIR/tasks --shards 28
 
-A shard is `tasks-SEED.npz`: `ids` int16 [rows, 2048] and `answers`, bits [rows, 256 bytes] that mark the ids to be
-predicted. Rows start with an example, hold whole examples only, and end in padding. Shards of different seeds share
-no example, and appear under their name only when complete: training may start while they are being made.
+A shard is `tasks-SEED.npz`: `ids` int16 [rows, 2048] and `answers`, bits [rows, 256 bytes] that mark the ids
+to be predicted. Rows start with an example, hold whole examples only, and end in padding; some are recall rows.
+Shards of different seeds share no example, and appear under their name only when complete: training may start
+while they are being made.
 """
 
 import argparse
@@ -21,7 +22,9 @@ from engine.model.encoding import load_encoding
 from engine.model.tokenizer import load_tokenizer
 from training.batches import ROW
 from training.documents import training_files
+from training.recall import ONE_ROW_IN, recall_row
 from training.tasks import Corpus, Rendered, render, stream
+from training.tasks.draw import Draw
 from training.tokenizer import PAD
 
 OPEN_ROWS = 24
@@ -70,9 +73,13 @@ def write_shard(seed: int, rows: int, model_folder: Path, corpus: Corpus, out: P
     examples = (render(example, encoding, tokenizer) for example in stream(seed, corpus))
     ids = np.empty((rows, ROW), dtype=np.int16)
     marks = np.empty((rows, ROW), dtype=bool)
-    filled = zip(range(rows), packed(examples, tokenizer.token_id(PAD)), strict=False)
-    for index, (row_ids, row_marks) in filled:
-        ids[index], marks[index] = row_ids, row_marks
+    chat = packed(examples, tokenizer.token_id(PAD))
+    draw = Draw("recall", seed, heldout=False)
+    for index in range(rows):
+        if index % ONE_ROW_IN:
+            ids[index], marks[index] = next(chat)
+        else:
+            ids[index], marks[index] = recall_row(draw, tokenizer, corpus.paragraphs, ROW)
     part = out / f"part-{seed}.npz"
     np.savez(part, ids=ids, answers=np.packbits(marks, axis=1))
     part.rename(out / f"tasks-{seed:05d}.npz")

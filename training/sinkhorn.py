@@ -1,7 +1,7 @@
-"""Sinkhorn normalisation of 4x4 matrices, one a token: plain torch on the CPU, one Triton kernel each way on a GPU.
+"""Sinkhorn normalisation of 4x4 matrices, one a token: plain torch on the CPU, Triton kernels on a GPU.
 
-Forty normalisations of sixteen numbers are a few nanoseconds of arithmetic, but as separate tensor operations they
-would move the matrices through memory forty times in each of sixteen places of the model.
+Forty normalisations of sixteen numbers are a few nanoseconds of arithmetic, but as separate tensor operations
+they would move the matrices through memory forty times in each of sixteen places of the model.
 """
 
 import torch

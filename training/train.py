@@ -3,8 +3,8 @@
     python -m training.train --data DIR --out DIR --minutes 15        (one GPU, or the CPU for a try)
     torchrun --nproc-per-node 2 -m training.train ...                 (several GPUs)
 
-`--data` holds what training.corpus and training.packing wrote; shards of chat examples may still be arriving. The
-clock starts after compilation. A run that was stopped goes on from `OUT/state.pt` when started again.
+`--data` holds what training.corpus and training.packing wrote; shards of chat examples may still be arriving.
+The clock starts after compilation. A run that was stopped goes on from `OUT/state.pt` when started again.
 """
 
 import argparse
@@ -145,7 +145,7 @@ class Trainer:
 
     @torch.no_grad()
     def _balance(self, loads: list[Tensor], rate: float) -> Tensor:
-        """Moves each learned gate's bias towards its less loaded experts; returns the worst load over the mean."""
+        """Moves each learned gate's bias towards its less loaded experts; returns the worst load / mean."""
         stacked = torch.stack(loads)
         if self.world > 1:
             dist.all_reduce(stacked)
@@ -208,9 +208,10 @@ class Trainer:
         )
         self.record.curves.append(entry)
         self.say(
-            f"{progress:6.1%} step {self.record.steps} {now.stage} rate {now.rate:.1e} text {entry['corpus_nats']:.3f} "
-            f"chat {entry['chat_nats']:.3f} index {entry['index_loss']:.3f} load {entry['imbalance']:.2f} "
-            f"{tokens_per_s / 1000:.0f}k tokens/s, {entry['tokens'] / 1e6:.0f} M, chat rows {len(self.chat.ids)}"
+            f"{progress:6.1%} step {self.record.steps} {now.stage} rate {now.rate:.1e} "
+            f"text {entry['corpus_nats']:.3f} chat {entry['chat_nats']:.3f} index {entry['index_loss']:.3f} "
+            f"load {entry['imbalance']:.2f} {tokens_per_s / 1000:.0f}k tokens/s, "
+            f"{entry['tokens'] / 1e6:.0f} M, chat rows {len(self.chat.ids)}"
         )
 
     def run(self) -> None:
@@ -237,8 +238,9 @@ class Trainer:
                 self.save()
                 saved = time.monotonic()
         self.save()
+        done = self.record
         self.say(
-            f"done: {json.dumps({k: v for k, v in asdict(self.record).items() if k not in ('curves', 'heldout')})}"
+            f"done: {done.steps} steps, {done.corpus_tokens:,} corpus and {done.chat_tokens:,} chat tokens"
         )
 
 

@@ -13,9 +13,18 @@ from training.model import Model
 from training.naming import checkpoint_name, from_checkpoint
 
 SMALL = replace(
-    Geometry(), vocab_size=512, hidden_size=128, head_dim=128, q_lora_rank=64, o_lora_rank=64, expert_width=64,
-    compress_ratios=(0, 4, 128, 4), num_hash_layers=1, index_heads=32, index_topk=16,
-)  # fmt: skip
+    Geometry(),
+    vocab_size=512,
+    hidden_size=128,
+    head_dim=128,
+    q_lora_rank=64,
+    o_lora_rank=64,
+    expert_width=64,
+    compress_ratios=(0, 4, 128, 4),
+    num_hash_layers=1,
+    index_heads=32,
+    index_topk=16,
+)
 LENGTH = 384
 
 
