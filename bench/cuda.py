@@ -28,7 +28,7 @@ REQUESTS = 4
 CHUNKS = (70, 1, 129, 57, 200)
 DECODES = 140
 TOLERANCE = 2e-3
-"""Largest difference of a logit that rounding explains: sums of hundreds of products in another order, in 8 layers."""
+"""Largest difference of a logit that rounding explains: sums of products in another order, in 8 layers."""
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
