@@ -3,9 +3,9 @@
     python -m training.packing --corpus DIR --out DIR/tasks --shards 28
 
 A shard is `tasks-SEED.npz`: `ids` int16 [rows, 2048] and `answers`, bits [rows, 256 bytes] that mark the ids
-to be predicted. Rows start with an example, hold whole examples only, and end in padding; some are recall rows.
-Shards of different seeds share no example, and appear under their name only when complete: training may start
-while they are being made.
+to be predicted. Rows start with an example, hold whole examples only, and end in padding; some are recall
+rows. Shards of different seeds share no example, and appear under their name only when complete: training may
+start while they are being made.
 """
 
 import argparse

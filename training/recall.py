@@ -1,7 +1,7 @@
 """Rows for long-range recall: facts about made-up names in running text, asked for hundreds of ids later.
 
 Natural text of this corpus seldom needs anything from beyond the window, so the indexer would have little to
-learn from. One row in `ONE_ROW_IN` of the chat shards is of this kind; tests measure recall at a fixed distance.
+learn from. One row in `ONE_ROW_IN` of the chat shards is of this kind; tests measure recall at one distance.
 """
 
 from collections.abc import Sequence
