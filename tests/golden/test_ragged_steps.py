@@ -13,6 +13,7 @@ from tiny import random_tokens, reference_logits
 from engine.errors import PageAccounting
 from engine.kernels.cpu import CpuOps
 from engine.model.invariant import TileOps
+from engine.runner.forward import store_relay
 
 TOLERANCE = 1e-5
 
@@ -183,3 +184,20 @@ def test_a_snapshot_off_a_page_boundary_is_refused(config, weights, prompts):
     driver.run([(1, prompts[1][:255])])
     with pytest.raises(PageAccounting, match="255 tokens"):
         driver.state.snapshot_rows(1)
+
+
+def test_a_relay_token_is_the_token_that_it_stands_for(config, weights, prompts):
+    """-1 takes what the last step left on the device for that slot."""
+    driver = Driver(build(config, weights))
+    for slot in (1, 2):
+        driver.bind(slot)
+        driver.run([(slot, prompts[slot][:20])])
+    store_relay(driver.state, torch.tensor([2, 1]), torch.tensor([prompts[2][20], prompts[1][20]]))
+    (_, named), _ = driver.forward([(1, prompts[1][20:21]), (2, prompts[2][20:23])])
+    (_, relayed), _ = driver.forward([(1, [-1]), (2, [-1, *prompts[2][21:23]])])
+    assert torch.equal(relayed.logits, named.logits)
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_an_idle_step_runs_and_commits_nothing(config, weights, deterministic):
+    assert Driver(build(config, weights, deterministic=deterministic)).run([]) == []
