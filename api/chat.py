@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from api.chat_answer import ChatAnswer, ChatPlan
-from api.checks import bad, integer, new_tokens, sampling_of, stops_of
+from api.checks import bad, check_group, integer, new_tokens, sampling_of, stops_of
 from api.exchange import Exchange
 from api.intake import (
     Prompt,
@@ -41,6 +41,7 @@ async def chat(service: Service, exchange: Exchange) -> None:
     check_features(body, served)
     with_usage, continuous = check_stream_options(body)
     count = count_of("n", body.n, served)
+    check_group("n", count, served.bounds)
     tools = body.tools if body.tools and body.tool_choice != "none" else None
     thinking = thinking_of(body)
     segments = rendered(body, served, tools, thinking)

@@ -24,12 +24,14 @@ MAX_RID_CHARS = 128
 class Bounds:
     """What the served model and the settings allow. Sizes in tokens.
 
+    max_group    completions of one HTTP request, which wait together
     temperature, top_p  defaults of the model
     """
 
     vocab_size: int
     context_length: int
     max_n: int
+    max_group: int
     max_top_logprobs: int
     temperature: float
     top_p: float
@@ -175,6 +177,14 @@ def ids_in_vocabulary(name: str, ids: Sequence[int], bounds: Bounds) -> None:
     if min(ids) < 0 or max(ids) >= bounds.vocab_size:
         wrong = next(token for token in ids if not 0 <= token < bounds.vocab_size)
         raise bad(name, f"token id {wrong} is not in [0, {bounds.vocab_size})")
+
+
+def check_group(name: str, completions: int, bounds: Bounds) -> None:
+    """BadRequest for a group that would not fit an empty queue: no retry helps it."""
+    if completions > bounds.max_group:
+        raise bad(
+            name, f"{completions} completions are more than the queue of {bounds.max_group} can ever hold"
+        )
 
 
 def new_tokens(name: str, wanted: int | None, default: int, prompt: int, bounds: Bounds, where: str) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from api.checks import bad, ids_in_vocabulary, integer, new_tokens, sampling_of, stops_of
+from api.checks import bad, check_group, ids_in_vocabulary, integer, new_tokens, sampling_of, stops_of
 from api.completions_answer import CompletionAnswer, CompletionPlan
 from api.exchange import Exchange
 from api.intake import (
@@ -40,6 +40,7 @@ async def completions(service: Service, exchange: Exchange) -> None:
     began_s = service.wall_s()
     prompts = await prompts_of("prompt", body.prompt, served)
     done_s = service.wall_s()
+    check_group("prompt", len(prompts) * count, served.bounds)
     stop = stops_of("stop", body.stop)
     entries: list[Entry] = []
     for prompt in prompts:

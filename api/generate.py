@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from api.checks import bad, integer, new_tokens, rid_of, sampling_of, stops_of
+from api.checks import bad, check_group, integer, new_tokens, rid_of, sampling_of, stops_of
 from api.completions import prompts_of
 from api.exchange import Exchange
 from api.generate_answer import GenerateAnswer, GeneratePlan, Item
@@ -51,6 +51,7 @@ async def generate(service: Service, exchange: Exchange) -> None:
         made = _entries(service, body, want, timing)
         entries += made
         items += [Item(want.rid or exchange.rid, want.prompt)] * len(made)
+    check_group("text" if body.text is not None else "input_ids", len(entries), service.served.bounds)
     plan = GeneratePlan(
         items=tuple(items),
         single=single and len(entries) == 1,

@@ -60,6 +60,7 @@ def bounds_of(settings: Settings, vocab_size: int, positions: int) -> Bounds:
         vocab_size=vocab_size,
         context_length=settings.context_length or positions,
         max_n=settings.max_n,
+        max_group=settings.max_queued_requests,
         max_top_logprobs=min(settings.max_top_logprobs, vocab_size),
         temperature=defaults.get("temperature", 1.0),
         top_p=defaults.get("top_p", 1.0),

@@ -241,6 +241,7 @@ def served(settings: Settings) -> Served:
         vocab_size=TOKENIZER.vocab_size,
         context_length=CONTEXT,
         max_n=settings.max_n,
+        max_group=settings.max_queued_requests,
         max_top_logprobs=settings.max_top_logprobs,
         temperature=1.0,
         top_p=1.0,

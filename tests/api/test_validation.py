@@ -194,11 +194,27 @@ async def test_wrong_paths_and_methods_are_404_and_405() -> None:
 
 
 async def test_a_full_queue_is_a_429_with_retry_after_and_frees_itself() -> None:
-    async with stage(says("Hi"), max_running_requests=2, max_queued_requests=2) as made:
-        answer = await made.post(CHAT, {"messages": HELLO, "n": 5})
-        assert (answer.status_code, answer.headers["retry-after"]) == (429, "1")
-        assert answer.json()["error"]["type"] == "rate_limit_error"
+    async with stage(says("Hi"), max_running_requests=1, max_queued_requests=3) as made:
+        made.gate = anyio.Event()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(made.post, CHAT, {"messages": HELLO, "n": 3})
+            await made.settled(3)
+            answer = await made.post(CHAT, {"messages": HELLO, "n": 2})
+            assert (answer.status_code, answer.headers["retry-after"]) == (429, "1")
+            assert answer.json()["error"]["type"] == "rate_limit_error"
+            made.gate.set()
         assert (await made.post(CHAT, {"messages": HELLO, "n": 2})).status_code == 200
+
+
+async def test_a_group_that_no_empty_queue_could_hold_is_a_400() -> None:
+    async with stage(says("Hi"), max_running_requests=2, max_queued_requests=3) as made:
+        for path, body, param in (
+            (CHAT, {"messages": HELLO, "n": 4}, "n"),
+            (TEXT, {"prompt": ["a", "b"], "n": 2}, "prompt"),
+            (NATIVE, {"text": ["a"] * 4}, "text"),
+        ):
+            answer = await made.post(path, body)
+            assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
 
 
 async def test_a_request_id_is_echoed_and_a_live_one_refused() -> None:
