@@ -1,4 +1,4 @@
-"""The C part of the build: the CPU kernels, compiled once for each instruction-set level of the processor's family.
+"""The C part of the build: the CPU kernels, compiled once for each instruction-set level.
 
 Everything else about the package is in pyproject.toml.
 """
@@ -9,6 +9,7 @@ import platform
 
 from setuptools import Extension, setup
 
+HEADERS = ["vec", "gemm", "norm", "lines", "attend", "compress", "moe"]
 SOURCES = ["module", "gemm", "norm", "attend", "select", "compress", "moe"]
 LEVELS = {"x86_64": {"v4": ["-march=x86-64-v4"], "v3": ["-march=x86-64-v3"]}}
 FLAGS = ["-std=gnu11", "-O3", "-ffp-contract=fast", "-Wall", "-Wextra", "-Werror", "-Wno-psabi"]
@@ -19,7 +20,7 @@ def kernels(level: str, flags: list[str]) -> Extension:
     return Extension(
         f"engine.native._cpu_{level}",
         [f"engine/native/{name}.c" for name in SOURCES],
-        depends=[f"engine/native/{name}.h" for name in ("vec", "gemm", "norm", "lines", "attend", "compress", "moe")],
+        depends=[f"engine/native/{name}.h" for name in HEADERS],
         extra_compile_args=[*FLAGS, *flags, f"-DLEVEL={level}"],
     )
 

@@ -443,6 +443,6 @@ class KillRanks(Message, frozen=True):
 
 
 class CloseServer(Message, frozen=True):
-    """Shutdown coordinator -> launcher: let the last answers leave, stop listening, end with this exit code."""
+    """Shutdown coordinator -> launcher: let the last answers leave, stop listening, end with `code`."""
 
     code: int
