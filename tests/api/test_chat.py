@@ -15,6 +15,9 @@ from tests.api.stage import Stage, says, stage
 pytestmark = pytest.mark.anyio
 HELLO: Any = [{"role": "user", "content": "Hello"}]
 TOOLS: Any = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
+NOBODY = "none"
+"""The server of these tests wants no key, the client demands one."""
+
 CALL = (
     "Wait.\n\n<｜DSML｜tool_calls>\n"
     '<｜DSML｜invoke name="add">\n'
@@ -28,7 +31,7 @@ CALL = (
 async def openai_client(made: Stage) -> AsyncIterator[AsyncOpenAI]:
     """The official client, talking to the app in process."""
     async with made.client() as http:
-        yield AsyncOpenAI(api_key="none", base_url="http://engine/v1", http_client=http, max_retries=0)
+        yield AsyncOpenAI(api_key=NOBODY, base_url="http://engine/v1", http_client=http, max_retries=0)
 
 
 def events_of(text: str) -> list[Any]:

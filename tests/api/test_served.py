@@ -20,6 +20,9 @@ pytestmark = pytest.mark.slow
 HELLO: Any = [{"role": "user", "content": "Hello"}]
 FILES = ("encoding.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
 
+NOBODY = "none"
+"""The server of these tests wants no key, the client demands one."""
+
 SHAPE: dict[str, Any] = {
     "attention_bias": False,
     "attention_dropout": 0.0,
@@ -100,7 +103,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 def test_the_openai_client_streams_a_chat_from_a_real_server(url: str) -> None:
-    with OpenAI(api_key="none", base_url=url + "/v1", max_retries=0) as client:
+    with OpenAI(api_key=NOBODY, base_url=url + "/v1", max_retries=0) as client:
         stream = client.chat.completions.create(
             model="nano", messages=HELLO, stream=True, max_tokens=12, stream_options={"include_usage": True}
         )

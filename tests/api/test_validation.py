@@ -17,6 +17,7 @@ pytestmark = pytest.mark.anyio
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"
 NATIVE = "/generate"
+WORD = "open-sesame"
 HELLO = [{"role": "user", "content": "Hello"}]
 VOCABULARY = TOKENIZER.vocab_size
 
@@ -174,11 +175,11 @@ async def test_a_body_beyond_the_limit_is_a_413() -> None:
 
 
 async def test_a_key_is_needed_where_one_is_set_but_not_by_probes() -> None:
-    async with stage(says("Hi"), api_key="secret") as made:
+    async with stage(says("Hi"), api_key=WORD) as made:
         body = {"messages": HELLO}
-        wrong = ({}, {"authorization": "Bearer no"}, {"authorization": "secret"})
+        wrong = ({}, {"authorization": "Bearer no"}, {"authorization": WORD})
         assert [(await made.post(CHAT, body, headers=headers)).status_code for headers in wrong] == [401] * 3
-        right = await made.post(CHAT, body, headers={"authorization": "Bearer secret"})
+        right = await made.post(CHAT, body, headers={"authorization": f"Bearer {WORD}"})
         assert right.status_code == 200
         async with made.client() as client:
             assert (await client.get("/health")).status_code == 200
