@@ -43,20 +43,14 @@ def cache_sizes(config: ModelConfig, settings: Settings, value_bytes: int, free_
     budget = int(free_bytes * settings.mem_fraction_static) - (running + 1) * unit["slot"]
 
     def window_for(full: int) -> int:
-        return min(
-            max(math.ceil(full * settings.swa_full_tokens_ratio), window_least),
-            max(window_most, window_least),
-        )
+        return max(min(math.ceil(full * settings.swa_full_tokens_ratio), window_most), window_least)
 
     def bytes_for(full: int) -> int:
         return (full + 1) * unit["full"] + (window_for(full) + 1) * unit["window"]
 
-    if settings.max_total_tokens:
-        full = pages_for(settings.max_total_tokens)
-    else:
-        full = running * pages_for(context)
-        while full > 1 and bytes_for(full) > budget:
-            full = max(1, full * 7 // 8)
+    full = pages_for(settings.max_total_tokens) or running * pages_for(context)
+    while not settings.max_total_tokens and full > 1 and bytes_for(full) > budget:
+        full = max(1, full * 7 // 8)
     if bytes_for(full) > budget:
         raise ConfigError(
             f"{full} full and {window_for(full)} window pages need {bytes_for(full) >> 20} MiB, but "

@@ -34,12 +34,14 @@ def never_merges(older: Any, newer: Any) -> Any:
 
 @dataclass(slots=True)
 class MailboxStats:
-    """Counts since start; `depth_max` is the most messages that ever waited at once.
+    """Counts since start.
 
-    late  told after the owner had ended: nobody will read them
+    taken, first  messages that the owner took from the ordinary and from the priority lane
+    depth_max     the most ordinary messages that it ever found waiting
+    late          told after the owner had ended: nobody will read them
     """
 
-    told: int = 0
+    taken: int = 0
     first: int = 0
     refused: int = 0
     merged: int = 0
@@ -104,23 +106,21 @@ class Mailbox:
             self._put(msg, self.size)
 
     def _put(self, msg: Any, size: int) -> None:
-        messages = self._messages
-        stats = self.stats
-        if self._closed:
-            stats.late += 1
-            return
-        depth = len(messages)
-        if depth >= size:
-            if self.full == "merge" and self._join(msg):
-                return
-            stats.refused += 1
+        # Counting is left to `take`: this runs for each message, that for each wake-up.
+        if len(self._messages) < size and not self._closed:
+            self._messages.append(msg)
+            self._wake()
+        elif self._closed:
+            self.stats.late += 1
+        elif self.full != "merge" or not self._join(msg):
+            self.stats.refused += 1
+            depth = len(self._messages)
             raise MailboxFull(f"{self.name} holds {depth} of {size} messages; a {_kind(msg)} was refused")
-        messages.append(msg)
-        stats.told += 1
-        if depth >= stats.depth_max:
-            stats.depth_max = depth + 1
+
+    def _wake(self) -> None:
         if self._arrived is not None:
             self._arrived.set()
+            self._arrived = None
 
     def tell_first(self, msg: Any) -> None:
         """Puts `msg` in the priority lane; never waits. Raises MailboxFull past the lane's slack."""
@@ -131,9 +131,7 @@ class Mailbox:
             self.stats.refused += 1
             raise MailboxFull(f"{self.name}'s priority lane holds {len(self._first)} messages")
         self._first.append(msg)
-        self.stats.first += 1
-        if self._arrived is not None:
-            self._arrived.set()
+        self._wake()
 
     async def offer(self, msg: Any) -> None:
         """As `tell`, but waits for room under the policy `wait`; waiters get in in no promised order."""
@@ -154,36 +152,49 @@ class Mailbox:
         Others may run before it returns, even when messages wait: an actor that feeds itself starves nobody.
         """
         if not self._messages and not self._first:
-            self._arrived = anyio.Event()
-            await self._arrived.wait()
-            self._arrived = None
+            arrived = self._arrived = anyio.Event()
+            await arrived.wait()
         else:
             await anyio.lowlevel.checkpoint()
         return self._drain()
 
     def take_first(self) -> list[Any]:
         """What waits in the priority lane, perhaps nothing; for use between the messages of one `take`."""
+        if not self._first:
+            return []
         taken = list(self._first)
+        self.stats.first += len(taken)
         self._first.clear()
         return taken
 
     def put_back(self, untouched: Iterable[Any]) -> None:
         """Returns messages of the last `take` that were not looked at, in their order, before all others."""
-        self._messages.extendleft(reversed(list(untouched)))
+        returned = list(untouched)
+        self.stats.taken -= len(returned)
+        self._messages.extendleft(reversed(returned))
 
     def close(self) -> None:
         """The owner has ended: what waits is dropped, what comes counts as late, nobody is held up."""
         self._closed = True
-        self.stats.late += len(self._drain())
+        self.stats.late += len(self)
+        self._empty()
 
     def _drain(self) -> list[Any]:
+        stats = self.stats
+        depth = len(self._messages)
+        stats.taken += depth
+        stats.first += len(self._first)
+        stats.depth_max = max(stats.depth_max, depth)
         taken = [*self._first, *self._messages]
+        self._empty()
+        return taken
+
+    def _empty(self) -> None:
         self._first.clear()
         self._messages.clear()
         if self._room is not None:
             self._room.set()
             self._room = None
-        return taken
 
     def _join(self, msg: Any) -> bool:
         messages = self._messages

@@ -53,7 +53,8 @@ async def test_reject_refuses_with_the_numbers_and_counts() -> None:
     box.tell(1)
     with pytest.raises(MailboxFull, match="ingress holds 1 of 1 messages; a Abort was refused"):
         box.tell(Abort(7))
-    assert (box.stats.told, box.stats.refused, box.stats.depth_max) == (1, 1, 1)
+    assert await box.take() == [1]
+    assert (box.stats.taken, box.stats.refused, box.stats.depth_max) == (1, 1, 1)
 
 
 async def test_an_edges_flood_leaves_room_for_actors_and_theirs_is_bounded_too() -> None:
