@@ -18,6 +18,9 @@ from engine.errors import ConfigError
 PAGE_TOKENS = 256
 """Tokens of one logical page; fixed by the cache layout (256 window, 64 c4, 2 c128 rows)."""
 
+MOST_TOPS = 255
+"""Counts of top logprobs travel as bytes."""
+
 NANO = Path(__file__).parent / "assets" / "nano"
 """The model that ships with the package."""
 
@@ -77,6 +80,7 @@ class Settings:
             "chunked_prefill_size",
             "max_body_bytes",
             "max_n",
+            "stream_buffer",
         )
         for name in positive:
             if getattr(self, name) < 1:
@@ -85,6 +89,10 @@ class Settings:
                 )
         if not 0.0 < self.mem_fraction_static <= 1.0:
             raise ConfigError(f"--mem-fraction-static is {self.mem_fraction_static}, but must be in (0, 1]")
+        if not 0 <= self.max_top_logprobs <= MOST_TOPS:
+            raise ConfigError(
+                f"--max-top-logprobs is {self.max_top_logprobs}, but must be in [0, {MOST_TOPS}]"
+            )
         if not re.fullmatch(r"([a-zA-Z_:][a-zA-Z0-9_:]*)?", self.metrics_prefix):
             raise ConfigError(f"--metrics-prefix is {self.metrics_prefix!r}, no beginning of a metric's name")
         if self.dp_size != 1:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -147,6 +148,28 @@ def test_health_models_and_metrics_answer(url: str) -> None:
     assert httpx.get(url + "/v1/models").json()["data"][0]["id"] == "nano"
     exposed = httpx.get(url + "/metrics").text
     assert 'sglang:num_running_reqs{dp_rank="0"' in exposed
+
+
+def test_a_client_that_closes_its_stream_frees_its_place(url: str) -> None:
+    body = {"prompt": "Once", "max_tokens": 4000, "ignore_eos": True, "stream": True}
+    with httpx.stream("POST", url + "/v1/completions", json=body) as answer:
+        assert next(answer.iter_lines()).startswith("data: {")
+        assert running(url) == 1
+    deadline_s = time.monotonic() + 10
+    while running(url):
+        assert time.monotonic() < deadline_s
+        time.sleep(0.05)
+
+
+def running(url: str) -> float:
+    """Requests that hold a slot, once the next snapshot has come."""
+    time.sleep(0.6)
+    (line,) = [
+        line
+        for line in httpx.get(url + "/metrics").text.splitlines()
+        if line.startswith("sglang:num_running_reqs{")
+    ]
+    return float(line.split()[-1])
 
 
 def texts_of(answer: httpx.Response) -> list[str]:
