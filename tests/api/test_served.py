@@ -153,7 +153,8 @@ def test_health_models_and_metrics_answer(url: str) -> None:
 def test_a_client_that_closes_its_stream_frees_its_place(url: str) -> None:
     body = {"prompt": "Once", "max_tokens": 4000, "ignore_eos": True, "stream": True}
     with httpx.stream("POST", url + "/v1/completions", json=body) as answer:
-        assert next(answer.iter_lines()).startswith("data: {")
+        lines = answer.iter_lines()
+        assert next(lines).startswith("data: {")
         assert running(url) == 1
     deadline_s = time.monotonic() + 10
     while running(url):
