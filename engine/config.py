@@ -95,8 +95,6 @@ class Settings:
             )
         if not re.fullmatch(r"([a-zA-Z_:][a-zA-Z0-9_:]*)?", self.metrics_prefix):
             raise ConfigError(f"--metrics-prefix is {self.metrics_prefix!r}, no beginning of a metric's name")
-        if self.dp_size != 1:
-            raise ConfigError(f"--dp-size is {self.dp_size}, but this version runs one rank")
 
     @property
     def model_name(self) -> str:
@@ -126,4 +124,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def from_arguments(args: argparse.Namespace) -> Settings:
     """The settings that these parsed flags say; ConfigError names a bad value."""
+    if args.dp_size != 1:
+        raise ConfigError(f"--dp-size is {args.dp_size}, but this version runs one rank")
     return Settings(**{item.name: getattr(args, item.name) for item in dataclasses.fields(Settings)})

@@ -10,15 +10,16 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 import anyio
 import msgspec
 from anyio.abc import TaskGroup
 
-from api.app import ENDPOINTS, create_app
+from api.app import ENDPOINTS, App, create_app
 from api.handle import Engine
-from api.served import load_served
+from api.served import Served, load_served
 from engine.actors.health import Health
 from engine.actors.links import Link
 from engine.actors.process import Process, log_to_stderr, report_to_stderr
@@ -32,7 +33,7 @@ from engine.http_server import HttpServer, bind
 from engine.messages import CloseServer, KillRanks, Message, RankDown, RankEnded, RankUp, Signalled, Snapshot
 from engine.metrics import Metrics
 from engine.probes import Probes
-from engine.rank_process import GREET_S, Told, report, sayer
+from engine.rank_process import GREET_S, Told, report
 from engine.threads import environment
 
 RANK_COMMAND = (sys.executable, "-m", "engine", "rank", "--fd")
@@ -48,6 +49,15 @@ CLEAN, FAILED, REFUSED = 0, 1, 2
 """Exit codes: ended as asked; something failed; the settings can't be served."""
 
 
+class Closing(Protocol):
+    """An HTTP server that ends when it is told to."""
+
+    should_exit: bool
+
+    async def run_on(self, sock: socket.socket) -> None:
+        """Serves until `should_exit` is set and the last answers have left."""
+
+
 class Launcher:
     """The actor `launcher`: starts, watches, and does what the shutdown coordinator says."""
 
@@ -60,11 +70,11 @@ class Launcher:
         self._settings = settings
         self._command = command
         self._engine: Engine | None = None
-        self._server: HttpServer | None = None
+        self._server: Closing | None = None
         self._closed = anyio.Event()
         self._up: set[int] = set()
 
-    def join(self, process: Process, tasks: TaskGroup, engine: Engine, server: HttpServer) -> None:
+    def join(self, process: Process, tasks: TaskGroup, engine: Engine, server: Closing) -> None:
         """Becomes an actor of this process; from now on there is something to close."""
         self._process = process
         self._tasks = tasks
@@ -79,7 +89,8 @@ class Launcher:
             self._process.refs["health"].tell(msg)
             if len(self._up) == self._settings.dp_size:
                 settings = self._settings
-                sayer("api")(f"{settings.model_name} is served on http://{settings.host}:{settings.port}")
+                address = f"http://{settings.host}:{settings.port}"
+                self._process.report(f"api: {settings.model_name} is served on {address}")
         elif isinstance(msg, KillRanks):
             for child in self.children.values():
                 child.kill()
@@ -178,10 +189,8 @@ async def _main(settings: Settings, sock: socket.socket, command: Sequence[str])
         try:
             async with anyio.create_task_group() as tasks:
                 process = Process("api", wiring(), tasks, report_to_stderr)
-                ranks, drain_ms, stop_ms = settings.dp_size, settings.drain_s * 1000, STOP_S * 1000
-                process.start("health", lambda: Health(ranks, settings.snapshot_s))
-                process.start("shutdown", lambda: Shutdown(ranks, drain_ms, stop_ms))
-                launcher.join(process, tasks, *_server(settings, process))
+                engine, app = start_api(process, settings, load_served(settings, int(time.time())))
+                launcher.join(process, tasks, engine, HttpServer(app, "warning"))
                 http.start_soon(launcher.serve, sock)
                 await launcher.run()
                 tasks.cancel_scope.cancel()
@@ -193,11 +202,22 @@ async def _main(settings: Settings, sock: socket.socket, command: Sequence[str])
     return launcher.exit_code
 
 
-def _server(settings: Settings, process: Process) -> tuple[Engine, HttpServer]:
-    """The front's handle, and the HTTP server over it."""
-    served = load_served(settings, int(time.time()))
+def start_api(
+    process: Process,
+    settings: Settings,
+    served: Served,
+    wall_s: Callable[[], float] = time.time,
+    **given: Any,
+) -> tuple[Engine, App]:
+    """Starts the actors of the api process; returns the front's handle and the HTTP application over it.
+
+    given  further arguments of `create_app`
+    """
+    ranks, drain_ms, stop_ms = settings.dp_size, settings.drain_s * 1000, STOP_S * 1000
+    process.start("health", lambda: Health(ranks, settings.snapshot_s))
+    process.start("shutdown", lambda: Shutdown(ranks, drain_ms, stop_ms))
     context = served.bounds.context_length
-    metrics = Metrics(settings.metrics_prefix, served.name, settings.dp_size, context, ENDPOINTS)
+    metrics = Metrics(settings.metrics_prefix, served.name, ranks, context, ENDPOINTS)
     health = process.mailbox("health")
 
     def on_snapshot(msg: Snapshot) -> None:
@@ -205,6 +225,5 @@ def _server(settings: Settings, process: Process) -> tuple[Engine, HttpServer]:
         health.tell(msg)
 
     engine = start_front(process, settings, served, on_snapshot)
-    return engine, HttpServer(
-        create_app(engine, served, metrics, Probes(process.asks, health), settings), "warning"
-    )
+    probes = Probes(process.asks, health, wall_s)
+    return engine, create_app(engine, served, metrics, probes, settings, wall_s=wall_s, **given)

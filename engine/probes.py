@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 from engine.actors.ask import Asks
@@ -16,12 +17,13 @@ WITHIN_S = 1.0
 class Probes:
     """api.app.Health over the actor `health`."""
 
-    def __init__(self, asks: Asks, health: Mailbox) -> None:
+    def __init__(self, asks: Asks, health: Mailbox, wall_s: Callable[[], float] = time.time) -> None:
+        self._wall_s = wall_s
         self._asks = asks
         self._health = health
 
     async def _vitals(self) -> Vitals:
-        answer = await self._asks.ask(self._health, Probe(time.time()), WITHIN_S)
+        answer = await self._asks.ask(self._health, Probe(self._wall_s()), WITHIN_S)
         assert isinstance(answer, Vitals)
         return answer
 

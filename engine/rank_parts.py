@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import faulthandler
+import gc
 import time
 from collections.abc import Callable
 
@@ -33,6 +35,15 @@ class ModelParts:
     def wall_s(self) -> float:
         """The host's wall clock."""
         return time.time()
+
+    def settle(self) -> None:
+        """What start-up made lives as long as the process; no collection needs to walk it again."""
+        gc.collect()
+        gc.freeze()
+
+    def dump(self) -> None:
+        """To standard error."""
+        faulthandler.dump_traceback(all_threads=True)
 
     def core(self, settings: Settings, rank: int, runner: StepRunner) -> Core:
         """The scheduler for what was loaded."""

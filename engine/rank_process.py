@@ -5,8 +5,6 @@ It ends when its core has stopped, when anything of it fails, and when the api p
 
 from __future__ import annotations
 
-import faulthandler
-import gc
 import os
 import socket
 import sys
@@ -24,7 +22,8 @@ from engine.actors.links import Link
 from engine.actors.mailbox import Mailbox
 from engine.actors.process import Process, log_to_stderr, report_to_stderr
 from engine.actors.timers import Timers
-from engine.actors.wiring import wiring
+from engine.actors.wire import ByteStream
+from engine.actors.wiring import Wiring, wiring
 from engine.children import die_with_parent, leave_signals_to_parent
 from engine.config import Settings
 from engine.errors import DeviceFailed, EngineError
@@ -58,6 +57,12 @@ class Parts(Protocol):
     def wall_s(self) -> float:
         """The wall clock, which snapshots carry."""
 
+    def settle(self) -> None:
+        """Called once when everything is loaded, before the first request."""
+
+    def dump(self) -> None:
+        """Called when the rank has stalled: shows where every thread stands."""
+
     def core(self, settings: Settings, rank: int, runner: StepRunner) -> Core:
         """On the loop thread: a fresh core, from what the runner says of itself."""
 
@@ -79,12 +84,31 @@ def run_process(descriptor: int, parts: Parts) -> None:
 
 
 async def _main(told: Told, sock: socket.socket, parts: Parts) -> int:
+    stream = await SocketStream.from_socket(sock)
+    return await live(told, stream, parts, wiring(), report_to_stderr, lambda process: None)
+
+
+async def live(
+    told: Told,
+    stream: ByteStream,
+    parts: Parts,
+    plan: Wiring,
+    say: Callable[[str], None],
+    join: Callable[[Process], None],
+) -> int:
+    """The whole life of a rank's process; returns its exit code.
+
+    stream  to the api process
+    say     prints what goes wrong
+    join    is called with the process before its link is open, to connect it to other ranks
+    """
     name = f"rank{told.rank}"
     code = CLEAN
     try:
         async with anyio.create_task_group() as tasks:
-            process = Process("rank", wiring(), tasks, report_to_stderr)
-            link = process.link(name, "api", await SocketStream.from_socket(sock))
+            process = Process("rank", plan, tasks, say)
+            link = process.link(name, "api", stream)
+            join(process)
             await link.greet(GREET_S)
 
             async def until_the_api_is_gone() -> None:
@@ -98,7 +122,7 @@ async def _main(told: Told, sock: socket.socket, parts: Parts) -> int:
             await run_rank(told, process, link, parts)
             tasks.cancel_scope.cancel()
     except* Exception as group:
-        report(name, group)
+        report(name, group, say)
         code = FAILED
     return code
 
@@ -118,9 +142,7 @@ async def run_rank(told: Told, process: Process, link: Link, parts: Parts) -> No
         if runner is None:
             tasks.cancel_scope.cancel()
             return
-        # What start-up made lives as long as the process; no collection needs to walk it again.
-        gc.collect()
-        gc.freeze()
+        parts.settle()
         for listener in ("ingress", "launcher"):
             await link.ref(listener).offer(RankUp(told.rank))
         process.tick(name, settings.snapshot_s, parts.wall_s)
@@ -128,7 +150,7 @@ async def run_rank(told: Told, process: Process, link: Link, parts: Parts) -> No
         reason = await process.keep(name, lambda: core, device.submit)
         if core.state != "stopped":
             # Silence has no traceback of its own: where every thread stands is all there is to see.
-            faulthandler.dump_traceback(all_threads=True)
+            parts.dump()
             raise DeviceFailed(f"{name} ended in state {core.state}: {reason}")
         with anyio.move_on_after(FLUSH_S):
             await link.flush()
@@ -157,14 +179,16 @@ def sayer(name: str) -> Callable[[str], None]:
     return lambda text: print(f"{name}: {text}", file=sys.stderr, flush=True)
 
 
-def report(name: str, group: BaseExceptionGroup[BaseException]) -> None:
+def report(
+    name: str, group: BaseExceptionGroup[BaseException], say: Callable[[str], None] = report_to_stderr
+) -> None:
     """The first cause of a process's end. Our own errors say all in their text, others by traceback."""
     for error in leaves(group):
         cause = error.__cause__ if isinstance(error, DeviceFailed) and error.__cause__ else error
         if isinstance(cause, EngineError):
-            report_to_stderr(f"{name}: {type(cause).__name__}: {cause}")
+            say(f"{name}: {type(cause).__name__}: {cause}")
         else:
-            report_to_stderr(f"{name} failed:\n" + "".join(traceback.format_exception(cause)).rstrip())
+            say(f"{name} failed:\n" + "".join(traceback.format_exception(cause)).rstrip())
 
 
 def leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
