@@ -64,11 +64,12 @@ class Launcher:
     _process: Process
     _tasks: TaskGroup
 
-    def __init__(self, settings: Settings, command: Sequence[str]) -> None:
+    def __init__(self, settings: Settings, command: Sequence[str], url: str = "") -> None:
         self.children: dict[int, Child] = {}
         self.exit_code = CLEAN
         self._settings = settings
         self._command = command
+        self._url = url
         self._engine: Engine | None = None
         self._server: Closing | None = None
         self._closed = anyio.Event()
@@ -88,9 +89,7 @@ class Launcher:
             self._up.add(msg.rank)
             self._process.refs["health"].tell(msg)
             if len(self._up) == self._settings.dp_size:
-                settings = self._settings
-                address = f"http://{settings.host}:{settings.port}"
-                self._process.report(f"api: {settings.model_name} is served on {address}")
+                self._process.report(f"api: {self._settings.model_name} is served on {self._url}")
         elif isinstance(msg, KillRanks):
             for child in self.children.values():
                 child.kill()
@@ -184,7 +183,7 @@ def serve(settings: Settings, command: Sequence[str] = RANK_COMMAND) -> int:
 
 
 async def _main(settings: Settings, sock: socket.socket, command: Sequence[str]) -> int:
-    launcher = Launcher(settings, command)
+    launcher = Launcher(settings, command, f"http://{settings.host}:{sock.getsockname()[1]}")
     async with anyio.create_task_group() as http:
         try:
             async with anyio.create_task_group() as tasks:

@@ -17,7 +17,7 @@ import msgspec
 from anyio.abc import SocketStream
 
 from engine.actors.core import Core
-from engine.actors.device import Device, StepRunner
+from engine.actors.device import Device, StepRunner, name_thread
 from engine.actors.links import Link
 from engine.actors.mailbox import Mailbox
 from engine.actors.process import Process, log_to_stderr, report_to_stderr
@@ -26,7 +26,7 @@ from engine.actors.wire import ByteStream
 from engine.actors.wiring import Wiring, wiring
 from engine.children import die_with_parent, leave_signals_to_parent
 from engine.config import Settings
-from engine.errors import DeviceFailed, EngineError
+from engine.errors import ActorFailed, DeviceFailed, EngineError
 from engine.messages import RankUp, StepDone, Stop
 
 GREET_S = 30.0
@@ -76,6 +76,7 @@ def run_process(descriptor: int, parts: Parts) -> None:
     die_with_parent()
     told = msgspec.json.decode(sys.stdin.buffer.read(), type=Told)
     log_to_stderr(told.settings.log_level)
+    name_thread(f"rank{told.rank}")
     sock = socket.socket(fileno=descriptor)
     code = anyio.run(_main, told, sock, parts, backend="asyncio", backend_options={"use_uvloop": True})
     sys.stdout.flush()
@@ -104,6 +105,7 @@ async def live(
     """
     name = f"rank{told.rank}"
     code = CLEAN
+    process: Process | None = None
     try:
         async with anyio.create_task_group() as tasks:
             process = Process("rank", plan, tasks, say)
@@ -123,6 +125,8 @@ async def live(
             tasks.cancel_scope.cancel()
     except* Exception as group:
         report(name, group, say)
+        if process is not None and group.subgroup(ActorFailed) is None:
+            say(process.recorders())
         code = FAILED
     return code
 

@@ -15,7 +15,7 @@ from engine.actors.core import Core
 from engine.actors.links import Link, Ref, RemoteRef
 from engine.actors.mailbox import Mailbox
 from engine.actors.shell import Shell
-from engine.actors.supervise import Child, Supervisor
+from engine.actors.supervise import Child, Supervisor, recorder_of
 from engine.actors.timers import Timers
 from engine.actors.wire import ByteStream, Codec
 from engine.actors.wiring import Wiring, kind_of
@@ -42,6 +42,7 @@ class Process:
         self.failed: list[Failed] = []
         self.report = report
         self.supervisor = Supervisor(self.asks, report, self.failed.append)
+        self._cores: dict[str, Core] = {}
         self._tasks = tasks
         tasks.start_soon(self.timers.run)
 
@@ -72,7 +73,8 @@ class Process:
         may_send = self.wiring.sends_of(name)
 
         def shell() -> Shell:
-            return Shell(make(), mailbox, self.refs, self.timers, self.asks, may_send, submit)
+            core = self._cores[name] = make()
+            return Shell(core, mailbox, self.refs, self.timers, self.asks, may_send, submit)
 
         return await self.supervisor.keep(Child(name, mailbox, shell))
 
@@ -110,6 +112,10 @@ class Process:
             await link.run(local, self._note_bad)
         finally:
             await link.close()
+
+    def recorders(self) -> str:
+        """The flight recorders of all actors: what led to a failure that isn't an actor's own."""
+        return "\n".join(recorder_of(name, core.record) for name, core in self._cores.items())
 
     def _note_bad(self, error: BadMessage) -> None:
         self.report(f"a message was lost: {error}")

@@ -55,15 +55,16 @@ class Failure:
         """For a person: cause, traceback, and the rows that led there."""
         lines = [f"actor {self.name} failed in state {self.state} on {self.message}: {self.error!r}"]
         lines += [line.rstrip() for line in traceback.format_exception(self.error)]
-        lines.append(f"flight recorder of {self.name}, oldest first (state event row):")
-        entries = [f"{state} {event} {row}" for state, event, row in self.record]
-        lines += _wrapped(entries)
-        return "\n".join(lines)
+        return "\n".join([*lines, recorder_of(self.name, self.record)])
 
 
-def _wrapped(entries: list[str]) -> Iterable[str]:
+def recorder_of(name: str, record: Iterable[tuple[str, str, int]]) -> str:
+    """An actor's flight recorder, for a person."""
+    entries = [f"{state} {event} {row}" for state, event, row in record]
+    lines = [f"flight recorder of {name}, oldest first (state event row):"]
     for at in range(0, len(entries), RECORDS_A_LINE):
-        yield "  " + " | ".join(entries[at : at + RECORDS_A_LINE])
+        lines.append("  " + " | ".join(entries[at : at + RECORDS_A_LINE]))
+    return "\n".join(lines)
 
 
 class Supervisor:

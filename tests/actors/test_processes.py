@@ -184,6 +184,7 @@ def test_a_broken_device_is_the_first_cause_that_is_reported(model: Path, starte
     assert code == 1
     assert printed.count("RuntimeError: an illegal address was encountered") == 1
     assert printed.index("an illegal address") < printed.index("rank0 ended with exit code 1")
+    assert "flight recorder of rank0" in printed
 
 
 def test_a_silent_device_is_given_up_and_every_stack_is_shown(model: Path, started: list[Server]) -> None:
