@@ -94,9 +94,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         "table_ns": lambda: nanoseconds(1_000, fast.fire, event, coin),
         "library_ns": lambda: nanoseconds(1_000, slow.fire, event, coin),
         "receive_ns": lambda: nanoseconds(1_000, lambda event, msg: core.receive(msg), event, coin),
-        "array_ns": lambda: (
-            nanoseconds(100, lambda event, msg: many.fire(event, slots, msg), event, coins)
-        ),
+        "array_ns": lambda: nanoseconds(100, lambda event, msg: many.fire(event, slots, msg), event, coins),
     }
     # Rounds take turns, so that a busy moment of the machine doesn't hit all rounds of one figure.
     rounds = [{name: call() for name, call in calls.items()} for _ in range(REPEATS)]

@@ -26,8 +26,8 @@ that ship, with their channels, up to the first state that breaks an invariant, 
 expected, a run that ends where it may not, or a part from which no end can be reached. The shortest such
 run is printed. Each search also has to find exactly as many states as its file says.
 
---deep also runs the searches marked deep, and drops each row of each machine in turn: a row whose loss no
-search notices fails the check. Exit status: 0 all well, 1 something is wrong.
+--deep also runs the searches marked deep, and drops each row of each machine in turn, in each of its
+states: a row whose loss no search notices fails the check. Exit status: 0 all well, 1 something is wrong.
 """
 
 
@@ -134,7 +134,7 @@ def _searches(specs: list[Spec], deep: bool, report: Report) -> list[tuple[Searc
             report.fail(f"{shown(path)}: not begun, the minutes are over")
             continue
         results.append((search, run_search(search, report)))
-    searched = {name for _, found in results for name, _ in found.fired}
+    searched = {taken.spec for _, found in results for taken in found.fired}
     for spec in specs:
         if spec.name not in searched:
             report.fail(f"{shown(spec.path)}: no search runs this machine; add one to specs/search")
@@ -164,6 +164,7 @@ def run_search(search: Search, report: Report) -> Found:
 
 def _rows(specs: list[Spec], results: list[tuple[Search, Found]], report: Report) -> None:
     needed = 0
+    total = sum(len(row.states) for spec in specs for row in spec.rows)
 
     def progress(line: str) -> None:
         if sys.stderr.isatty():
@@ -172,15 +173,15 @@ def _rows(specs: list[Spec], results: list[tuple[Search, Found]], report: Report
     for dropped in drop_rows(specs, results, progress):
         where = f"{shown(dropped.spec.path)}:{dropped.row.line}"
         report.rows.append(
-            {"row": f"{where} {dropped.row.label()}", "noticed_by": dropped.search, "how": dropped.text}
+            {"row": f"{where} {dropped.label()}", "noticed_by": dropped.search, "how": dropped.text}
         )
         if dropped.search is None:
             advice = "add a search or an invariant that needs it, or drop the row"
-            report.fail(f"{where}: {dropped.row.label()} isn't needed: {dropped.text}; {advice}")
+            report.fail(f"{where}: {dropped.label()} isn't needed: {dropped.text}; {advice}")
         else:
             needed += 1
         if report.late():
             report.fail(f"dropping rows stopped at {where}: the minutes are over")
             break
     progress("")
-    print(f"rows    {needed} of {sum(len(spec.rows) for spec in specs)} are needed")
+    print(f"rows    {needed} of {total} pairs of a row and a state are needed")

@@ -13,6 +13,7 @@ from typing import Any
 
 from engine.fsm.search import Search
 from engine.fsm.steps import Move, State, Steps
+from engine.fsm.table import Taken
 
 
 @dataclass(frozen=True)
@@ -32,13 +33,13 @@ class Violation:
 class Found:
     """What a search found.
 
-    fired  (spec name, row number) of every row that was taken
+    fired  every row that was taken, in each state in which it was
     """
 
     states: int
     edges: int
     violation: Violation | None
-    fired: frozenset[tuple[str, int]]
+    fired: frozenset[Taken]
 
 
 class Explorer:

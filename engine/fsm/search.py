@@ -41,6 +41,7 @@ class Workload:
 
     after     (core name, state names): only while that core is in one of them; None: at any moment
     optional  it may also never come
+    urgent    it goes through the priority lane, past what waits in a mailbox
     """
 
     sender: str
@@ -48,6 +49,7 @@ class Workload:
     message: Any
     after: tuple[str, tuple[str, ...]] | None
     optional: bool
+    urgent: bool
 
 
 @dataclass(frozen=True)
@@ -57,8 +59,8 @@ class Search:
     cores        name -> what builds the core
     environment  builds the process that answers effects and makes choices; None: effects go nowhere
     ends         core name -> states in which a run may end; others may end wherever they needn't leave
-    local        cores of one process: what they send each other is in the mailbox at once, so that whatever
-                 comes from elsewhere arrives behind it
+    local        cores of one process, with mailboxes: what they send each other is in there at once, and
+                 whatever comes from elsewhere arrives behind it
     states       how many states it finds, as committed
     """
 
@@ -147,7 +149,7 @@ def _core(where: str, body: dict[str, Any]) -> tuple[str, Callable[[], Any]]:
 
 
 def _workload(where: str, body: dict[str, Any], cores: dict[str, Callable[[], Any]]) -> list[Workload]:
-    known = ("to", "event", "make", "args", "times", "from", "after", "optional")
+    known = ("to", "event", "make", "args", "times", "from", "after", "optional", "urgent")
     _only(where, "a workload", body, known, ("to",))
     to = body["to"]
     if to not in cores:
@@ -167,5 +169,12 @@ def _workload(where: str, body: dict[str, Any], cores: dict[str, Callable[[], An
             raise SpecError(f"{where}: workload to {to}: `after` is 'core.state', not '{body['after']}'")
         after = (core, tuple(state.strip() for state in states.split("|")))
     message = build(**body.get("args", {}))
-    one = Workload(body.get("from", "outside"), to, message, after, body.get("optional", False))
+    one = Workload(
+        body.get("from", "outside"),
+        to,
+        message,
+        after,
+        body.get("optional", False),
+        body.get("urgent", False),
+    )
     return [one] * body.get("times", 1)

@@ -28,7 +28,10 @@ class State(NamedTuple):
 
 
 class Move(NamedTuple):
-    """One step of a run. kind: deliver, send, choose or time-out; it may also never happen if `optional`."""
+    """One step of a run; it may also never happen if `optional`.
+
+    kind  arrive (from a channel in a mailbox), deliver (to the core), send (from outside), choose, time-out
+    """
 
     kind: str
     sender: int
@@ -45,6 +48,7 @@ class Steps:
         self.processes = Processes(search)
         self.start = State(self.processes.start, (), 0, 0)
         self._local = {self.processes.index[name] for name in search.local}
+        self._mailbox = self.processes.senders.number("mailbox")
         self._in_order = search.order == "pair"
         names, number = self.processes.index, self.processes.messages.number
         self._work = [(names[item.to], number(item.message), item) for item in search.workload]
@@ -79,13 +83,11 @@ class Steps:
         return self.search.timeout_limit is not None and state.fired >= self.search.timeout_limit
 
     def _deliveries(self, state: State) -> Iterator[Move]:
-        local = self._local
-        busy = {to for (sender, to), _ in state.channels if sender in local and to in local}
         for (sender, receiver), messages in state.channels:
-            if receiver in busy and sender not in local:
-                continue  # It arrives behind what is already in the mailbox.
-            for message in messages[:1] if self._in_order else dict.fromkeys(messages):
-                yield Move("deliver", sender, receiver, message)
+            mailbox = sender == self._mailbox
+            kind = "arrive" if receiver in self._local and not mailbox else "deliver"
+            for message in messages[:1] if self._in_order or mailbox else dict.fromkeys(messages):
+                yield Move(kind, sender, receiver, message)
 
     def _sends(self, state: State) -> Iterator[Move]:
         for i, (to, _, item) in enumerate(self._work):
@@ -123,15 +125,19 @@ class Steps:
         snaps = list(state.snaps)
         channels: Channels = dict(state.channels)
         sent, fired = state.sent, state.fired
-        if move.kind == "deliver":
+        message = move.what
+        if move.kind in ("deliver", "arrive"):
             messages = list(channels.pop((move.sender, move.receiver)))
-            messages.remove(move.what)
+            messages.remove(message)
             if messages:
                 channels[move.sender, move.receiver] = tuple(messages)
-            reaction = self.processes.receive(move.receiver, snaps[move.receiver], move.what)
         elif move.kind == "send":
-            sent |= 1 << move.what
-            message = self._work[move.what][1]
+            sent |= 1 << message
+            message = self._work[message][1]
+        if move.kind == "arrive" or (move.kind == "send" and self._queues(move)):
+            self._put(channels, self._mailbox, move.receiver, message)
+            return State(state.snaps, tuple(sorted(channels.items())), sent, fired), None
+        if move.kind in ("deliver", "send"):
             reaction = self.processes.receive(move.receiver, snaps[move.receiver], message)
         elif move.kind == "choose":
             reaction = self.processes.choose(snaps[move.receiver], move.what)
@@ -150,8 +156,8 @@ class Steps:
     ) -> str | None:
         snaps[process] = reaction.snap
         for sender, to, message in reaction.sends:
-            waiting = (*channels.get((sender, to), ()), message)
-            channels[sender, to] = waiting if self._in_order else tuple(sorted(waiting))
+            in_process = sender in self._local and to in self._local
+            self._put(channels, self._mailbox if in_process else sender, to, message)
         fault = reaction.fault
         environment = self.processes.environment
         if environment is not None and process != environment:
@@ -159,6 +165,15 @@ class Steps:
                 answer = self.processes.observe(snaps[environment], process, effect)
                 fault = self._apply(environment, answer, snaps, channels) or fault
         return fault
+
+    def _queues(self, move: Move) -> bool:
+        """True for a message from outside that waits its turn in a mailbox."""
+        return move.receiver in self._local and not self._work[move.what][2].urgent
+
+    def _put(self, channels: Channels, sender: int, to: int, message: int) -> None:
+        waiting = (*channels.get((sender, to), ()), message)
+        ordered = self._in_order or sender == self._mailbox
+        channels[sender, to] = waiting if ordered else tuple(sorted(waiting))
 
     def world(self, state: State) -> World:
         """The state as invariants see it."""
@@ -183,6 +198,8 @@ class Steps:
             line = f"{self._work[move.what][2].sender} -> {who}: {brief(self._work[move.what][2].message)}"
         else:
             line = f"{names[move.sender]} -> {who}: {brief(self.processes.messages.values[move.what])}"
+        if move.kind == "arrive" or (move.kind == "send" and self._queues(move)):
+            return f"{line}   (in the mailbox)"
         before = self.processes.live(move.receiver, state.snaps[move.receiver]).state
         after, fault = self.take(state, move)
         there = self.processes.live(move.receiver, after.snaps[move.receiver]).state

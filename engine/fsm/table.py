@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from engine.errors import Unexpected
 from engine.fsm.spec import Row, Spec
@@ -20,6 +20,14 @@ Guard = Callable[[Any, Any], bool]
 Action = Callable[[Any, Any], None]
 # guard, actions, next state (or STAY, DEFER), and what the flight recorder notes: (state, event, row number).
 CompiledRow = tuple[Guard | None, tuple[Action, ...], int, tuple[str, str, int]]
+
+
+class Taken(NamedTuple):
+    """A row that a search took, and in which state."""
+
+    spec: str
+    state: str
+    row: int
 
 
 class Table:
@@ -177,9 +185,9 @@ class Machine:
         self._state = state
         self._answers = self.table.answers[state]
 
-    def fired(self) -> set[tuple[str, int]]:
-        """(spec name, row number) of the recorded rows, for the search."""
-        return {(self.table.spec.name, number) for _, _, number in self.record}
+    def fired(self) -> set[Taken]:
+        """The recorded rows, for the search."""
+        return {Taken(self.table.spec.name, state, number) for state, _, number in self.record}
 
     def snapshot(self) -> tuple[int, tuple[tuple[int, Any], ...]]:
         """State and deferred messages; not the entry number, which no decision may read."""

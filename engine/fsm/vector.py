@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.errors import Unexpected
-from engine.fsm.table import RECORDED, STAY, Table
+from engine.fsm.table import RECORDED, STAY, Table, Taken
 
 Slots = NDArray[np.intp]
 
@@ -58,7 +58,7 @@ class VectorMachine:
     into columns of length B that `msg` carries.
 
     states  uint8[capacity], index in `table.states`
-    record  the flight recorder: the last 256 (event, slots, row numbers)
+    record  the flight recorder: the last 256 (event, slots, states before, row numbers)
     """
 
     def __init__(self, table: Table, owner: Any, capacity: int) -> None:
@@ -66,7 +66,7 @@ class VectorMachine:
             raise TypeError(f"{table.spec.name} has speed '{table.spec.speed}'; a vector needs 'array'")
         self.table = table
         self.states = np.full(capacity, table.state_index[table.spec.initial], np.uint8)
-        self.record: deque[tuple[str, Slots, NDArray[np.int16]]] = deque(maxlen=RECORDED)
+        self.record: deque[tuple[str, Slots, NDArray[np.uint8], NDArray[np.int16]]] = deque(maxlen=RECORDED)
         self.owner = owner
         self._events = [_Event(table, event) for event in range(len(table.events))]
 
@@ -78,7 +78,8 @@ class VectorMachine:
         raises  Unexpected naming the first slot that has no answer; no state has then moved
         """
         rules = self._events[event]
-        node = rules.first[self.states[slots]]
+        before = self.states[slots]
+        node = rules.first[before]
         if node.size and node.min() < 0:
             raise self._unexpected(event, slots, int(np.argmin(node)), msg)
         if rules.guards:
@@ -90,7 +91,7 @@ class VectorMachine:
                 for action in actions:
                     action(self.owner, slots[at], at, msg)
         self.states[slots] = rules.to[node]
-        self.record.append((self.table.events[event], slots, rows))
+        self.record.append((self.table.events[event], slots, before, rows))
 
     def _ask(self, rules: _Event, event: int, node: NDArray[np.int16], slots: Slots, msg: Any) -> None:
         """Moves each slot's node along until its guard holds or it has none; each guard is asked once."""
@@ -123,10 +124,15 @@ class VectorMachine:
         wanted = [self.table.state_index[name] for name in names]
         return np.flatnonzero(np.isin(self.states, wanted))
 
-    def fired(self) -> set[tuple[str, int]]:
-        """(spec name, row number) of the recorded rows, for the search."""
-        name = self.table.spec.name
-        return {(name, row) for _, _, rows in self.record for row in np.unique(rows).tolist()}
+    def fired(self) -> set[Taken]:
+        """The recorded rows, for the search."""
+        name, states = self.table.spec.name, self.table.states
+        pairs = {
+            pair
+            for _, _, before, rows in self.record
+            for pair in zip(before.tolist(), rows.tolist(), strict=True)
+        }
+        return {Taken(name, states[state], row) for state, row in pairs}
 
     def snapshot(self) -> bytes:
         """All states, for the search."""

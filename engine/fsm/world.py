@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from engine.fsm.freeze import freeze
 from engine.fsm.search import Search
 from engine.fsm.spec import Spec
-from engine.fsm.table import Machine
+from engine.fsm.table import Machine, Taken
 from engine.fsm.vector import VectorMachine
 
 
@@ -75,7 +75,7 @@ class Processes:
         self.messages = Ids()
         self.effects = Ids()
         self.snaps = [Ids() for _ in range(len(self.names) + 1)]
-        self.fired: set[tuple[str, int]] = set()  # (spec name, row number)
+        self.fired: set[Taken] = set()
         self._builders: list[Callable[[], Any]] = [*search.cores.values()]
         self.environment: int | None = None  # Its index.
         if search.environment is not None:

@@ -13,6 +13,7 @@ from engine.fsm.explore import Explorer, Found
 from engine.fsm.load import substituted
 from engine.fsm.search import Search
 from engine.fsm.spec import Spec
+from engine.fsm.table import Taken
 from tests.search.kitchen import Heater
 from tests.specs.data.oven import Baked, Oven, Tray
 
@@ -187,8 +188,8 @@ def test_an_optional_message_may_stay_away(kitchen: Search) -> None:
 def test_a_message_may_wait_for_a_state(kitchen: Search) -> None:
     waits = replace(kitchen.workload[1], after=("oven", ("off",)), sender="late")
     found = explore(replace(kitchen, workload=(kitchen.workload[0], waits, kitchen.workload[-1])))
-    assert ("oven", 2) not in found.fired
-    assert ("oven", 4) in found.fired
+    assert Taken("oven", "baking", 2) not in found.fired
+    assert Taken("oven", "off", 4) in found.fired
 
 
 def test_the_search_gives_up_beyond_its_bound(kitchen: Search) -> None:
