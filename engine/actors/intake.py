@@ -68,10 +68,12 @@ class Intake:
 
         A prompt that can never run is refused alone (I15).
         """
-        r, limit = self.requests, self._setup.queued
-        waiting = r.rows("waiting").size
-        if len(items) > min(limit - waiting, r.rows("vacant").size):
-            text = f"{waiting} of at most {limit} requests wait; there is no room for {len(items)} more"
+        r = self.requests
+        waiting, limit = r.rows("waiting").size, self._setup.queued
+        # A request that a free slot is for doesn't queue: the next plan admits it.
+        room = limit + len(r.held.free_slots) - waiting
+        if len(items) > min(room, r.rows("vacant").size):
+            text = f"{waiting} requests wait, at most {limit} may; there is no room for {len(items)} more"
             self.refuse(items, QueueFull.http_status, text)
             return
         for item in items:
