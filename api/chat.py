@@ -22,6 +22,7 @@ from api.run import Service, run
 from api.schema import ChatBody, decode
 from api.served import Served
 from engine.errors import BadRequest, EngineError
+from engine.messages import Sampling
 from engine.model.segments import Segment
 
 EFFORTS = {"none": None, "minimal": "low", "medium": "high", "xhigh": "max"}
@@ -39,25 +40,15 @@ async def chat(service: Service, exchange: Exchange) -> None:
     rid = choose_rid(exchange, body.rid, lambda: service.fresh_id("chatcmpl-"))
     served.check_name(body.model)
     check_features(body, served)
-    with_usage, continuous = check_stream_options(body)
-    count = count_of("n", body.n, served)
-    check_group("n", count, served.bounds)
-    tools = body.tools if body.tools and body.tool_choice != "none" else None
-    thinking = thinking_of(body)
-    segments = rendered(body, served, tools, thinking)
+    plan = plan_of(body, served, exchange.rid, int(received_s))
+    check_group("n", plan.count, served.bounds)
     began_s = service.wall_s()
-    ids = await tokenised(
-        lambda: served.tokenizer.encode_segments(segments), sum(len(text) for text, _ in segments)
-    )
+    prompt = await prompt_of(body, served, plan)
     done_s = service.wall_s()
-    name, wanted = limit_of(body)
-    bounds = served.bounds
-    limit = new_tokens(name, wanted, bounds.context_length, len(ids), bounds, "messages")
-    sampling = sampling_of(params_of(body), bounds, limit, service.draw_seed(), logprobs_of(body, served))
     entries = entries_of(
-        Prompt(ids),
-        sampling,
-        count,
+        prompt,
+        chat_sampling(body, service, prompt),
+        plan.count,
         rid=rid,
         stop=stops_of("stop", body.stop),
         keep_stop=bool(body.include_stop_str_in_output),
@@ -66,25 +57,47 @@ async def chat(service: Service, exchange: Exchange) -> None:
         priority=integer("priority", body.priority, 0, -1000, 1000),
         timing=(received_s, began_s, done_s, done_s),
     )
-    plan = ChatPlan(
-        rid=exchange.rid,
-        created=int(received_s),
-        count=count,
-        prompt_tokens=len(ids),
-        thinking=thinking,
+    tokens = len(prompt.ids)
+    route = choose_route(exchange, body)
+    await run(
+        service, exchange, entries, route, lambda _: ChatAnswer(plan, tokens, served), bool(body.stream)
+    )
+
+
+def plan_of(body: ChatBody, served: Served, rid: str, created: int) -> ChatPlan:
+    """How the answer is worded."""
+    with_usage, continuous = check_stream_options(body)
+    return ChatPlan(
+        rid=rid,
+        created=created,
+        count=count_of("n", body.n, served),
+        thinking=thinking_of(body),
         separate=body.separate_reasoning is not False,
-        calls=calls_of(body, tools),
+        calls=calls_of(body),
         logprobs=bool(body.logprobs),
         with_usage=with_usage,
         continuous=continuous,
     )
-    route = choose_route(exchange, body)
-    await run(service, exchange, entries, route, lambda _: ChatAnswer(plan, served), bool(body.stream))
 
 
-def calls_of(body: ChatBody, tools: list[dict[str, Any]] | None) -> int:
-    """Most calls of one completion."""
-    if tools is None:
+async def prompt_of(body: ChatBody, served: Served, plan: ChatPlan) -> Prompt:
+    """The rendered messages as ids."""
+    segments = rendered(body, served, body.tools if plan.calls else None, plan.thinking)
+    length = sum(len(text) for text, _ in segments)
+    return Prompt(await tokenised(lambda: served.tokenizer.encode_segments(segments), length))
+
+
+def chat_sampling(body: ChatBody, service: Service, prompt: Prompt) -> Sampling:
+    """Sampling of every completion."""
+    bounds = service.served.bounds
+    name, wanted = limit_of(body)
+    limit = new_tokens(name, wanted, bounds.context_length, len(prompt.ids), bounds, "messages")
+    return sampling_of(params_of(body), bounds, limit, service.draw_seed(), logprobs_of(body, service.served))
+
+
+def calls_of(body: ChatBody) -> int:
+    """Most calls of one completion; 0 where the model is shown no tools."""
+    if not body.tools or body.tool_choice == "none":
         return 0
     return 1 if body.parallel_tool_calls is False else MAX_CALLS
 

@@ -24,7 +24,6 @@ class ChatPlan:
     rid: str
     created: int
     count: int
-    prompt_tokens: int
     thinking: bool
     separate: bool
     calls: int
@@ -71,11 +70,11 @@ class ChatChoice:
 class ChatAnswer:
     """An `Answer` of /v1/chat/completions."""
 
-    def __init__(self, plan: ChatPlan, served: Served) -> None:
+    def __init__(self, plan: ChatPlan, prompt_tokens: int, served: Served) -> None:
         self._plan = plan
         self._served = served
         self._choices = [ChatChoice(plan, served) for _ in range(plan.count)]
-        self._usage = Usage(plan.prompt_tokens)
+        self._usage = Usage(prompt_tokens)
         head = self._head("chat.completion.chunk")
         self._framing = Framing(head, self._usage, plan.with_usage, plan.continuous)
 

@@ -35,7 +35,6 @@ async def completions(service: Service, exchange: Exchange) -> None:
     rid = choose_rid(exchange, body.rid, lambda: service.fresh_id("cmpl-"))
     served.check_name(body.model)
     check_features(body, served)
-    with_usage, continuous = check_stream_options(body)
     count = count_of("n", body.n, served)
     began_s = service.wall_s()
     prompts = await prompts_of("prompt", body.prompt, served)
@@ -56,9 +55,19 @@ async def completions(service: Service, exchange: Exchange) -> None:
             priority=integer("priority", body.priority, 0, -1000, 1000),
             timing=(received_s, began_s, done_s, done_s),
         )
-    plan = CompletionPlan(
-        rid=exchange.rid,
-        created=int(received_s),
+    plan = plan_of(body, prompts, count, exchange.rid, int(received_s))
+    route = choose_route(exchange, body)
+    await run(service, exchange, entries, route, lambda _: CompletionAnswer(plan, served), bool(body.stream))
+
+
+def plan_of(
+    body: CompletionBody, prompts: Sequence[Prompt], count: int, rid: str, created: int
+) -> CompletionPlan:
+    """How the answer is worded."""
+    with_usage, continuous = check_stream_options(body)
+    return CompletionPlan(
+        rid=rid,
+        created=created,
         prompts=tuple(prompt for prompt in prompts for _ in range(count)),
         prompt_tokens=sum(len(prompt.ids) for prompt in prompts),
         echo=bool(body.echo),
@@ -66,8 +75,6 @@ async def completions(service: Service, exchange: Exchange) -> None:
         with_usage=with_usage,
         continuous=continuous,
     )
-    route = choose_route(exchange, body)
-    await run(service, exchange, entries, route, lambda _: CompletionAnswer(plan, served), bool(body.stream))
 
 
 def completion_sampling(body: CompletionBody, service: Service, prompt: Prompt) -> Sampling:
