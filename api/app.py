@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
 from api.chat import chat
+from api.checks import rid_of
 from api.completions import completions
 from api.errors import NoRoute, Unauthorized, WrongMethod, status_of
 from api.exchange import ClientGone, Exchange, Receive, Scope, Send
@@ -19,7 +20,7 @@ from api.openapi import document
 from api.run import Service
 from api.served import Served
 from engine.config import Settings
-from engine.errors import EngineError, NotServing, UnknownModel
+from engine.errors import BadRequest, EngineError, NotServing, UnknownModel
 from engine.metrics import Metrics
 
 LOG = logging.getLogger("api")
@@ -117,7 +118,7 @@ class App:
             status = exchange.status or status_of(error)
             # After the first byte the handler has told the client already.
             if not exchange.status:
-                exchange.rid = exchange.rid or self._service.fresh_id("req-")
+                exchange.rid = exchange.rid or echoed_rid(exchange) or self._service.fresh_id("req-")
                 await exchange.fail(error)
         finally:
             metrics.response(endpoint, status)
@@ -179,6 +180,14 @@ class App:
 
     async def _openapi(self, exchange: Exchange) -> None:
         await exchange.answer_json(document(self._service.served.name))
+
+
+def echoed_rid(exchange: Exchange) -> str:
+    """The client's id for an answer to a request that was refused before its body was read; empty for none."""
+    try:
+        return rid_of("x-request-id", exchange.header("x-request-id"))
+    except BadRequest:
+        return ""
 
 
 def endpoint_of(path: str) -> str:

@@ -225,6 +225,8 @@ async def test_a_request_id_is_echoed_and_a_live_one_refused() -> None:
         assert (first.headers["x-request-id"], first.json()["id"]) == ("mine-1", "mine-1")
         await made.settled()
         assert (await made.post(CHAT, {"messages": HELLO, "n": 2}, headers=headers)).status_code == 200
+        for wrong in ({"messages": HELLO, "n": 0}, []):
+            assert (await made.post(CHAT, wrong, headers=headers)).headers["x-request-id"] == "mine-1"
         fresh = await made.post(CHAT, {"messages": HELLO})
         assert fresh.headers["x-request-id"].startswith("chatcmpl-")
         await live_rid_is_refused(made)
