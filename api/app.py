@@ -183,7 +183,7 @@ class App:
 
 
 def echoed_rid(exchange: Exchange) -> str:
-    """The client's id for an answer to a request that was refused before its body was read; empty for none."""
+    """The client's id, for refusals that come before the body is read; empty for none."""
     try:
         return rid_of("x-request-id", exchange.header("x-request-id"))
     except BadRequest:

@@ -193,7 +193,7 @@ class Stage:
 
     async def settled(self, requests: int = 0) -> None:
         """Returns once this many requests are left."""
-        with anyio.fail_after(5):
+        with anyio.fail_after(20):
             while self.live != requests:
                 await anyio.sleep(0.001)
 
