@@ -26,12 +26,17 @@ def plan_blocks(
     request, position  int64 [T]; padded rows have request -1
     """
     if single_rows or request.size == slots.size:
-        rows = np.arange(request.size)[:, None]
-        return (_blocks(state, slots, request, position, rows, in_order=True, to=to),), None
+        real = request >= 0
+        slot = np.where(real, slots[request], 0)
+        return (_blocks(state, slot, position[:, None], real[:, None], None, to),), None
     counts = np.bincount(request, minlength=slots.size)
     rows_of = [rows for longest, width in CLASSES if (rows := _rows_of_class(counts, longest, width)).size]
     in_order = len(rows_of) == 1 and rows_of[0].size == request.size
-    blocks = [_blocks(state, slots, request, position, rows, in_order=in_order, to=to) for rows in rows_of]
+    blocks = []
+    for rows in rows_of:
+        chosen = None if in_order else to.int64(np.maximum(rows, 0).ravel())
+        slot = slots[request[rows[:, 0]]]
+        blocks.append(_blocks(state, slot, position[rows], rows >= 0, chosen, to))
     if in_order:
         return tuple(blocks), None
     places = np.concatenate([rows.ravel() for rows in rows_of])
@@ -54,20 +59,19 @@ def _rows_of_class(counts: Int, longest: int, width: int) -> Int:
 
 
 def _blocks(
-    state: KVState, slots: Int, request: Int, position: Int, rows: Int, *, in_order: bool, to: Upload
+    state: KVState, slot: Int, at: Int, own: npt.NDArray[np.bool_], rows: Tensor | None, to: Upload
 ) -> QueryBlocks:
-    """Blocks of one width. rows: [blocks, W] step rows, -1 for padding, which is never first."""
-    own = rows >= 0
-    safe = np.where(own, rows, 0)
-    own &= request[safe] >= 0
-    slot = np.where(own[:, 0], slots[request[safe[:, 0]]], 0)
-    at = position[safe]
+    """Blocks of one width.
+
+    slot     int64 [blocks]
+    at, own  positions [blocks, W], and which of them are rows rather than padding
+    rows     what QueryBlocks.rows will be
+    """
     ends = np.where(own, at + 1, 0)
     window_rows, window_bias = _window(state, slot, at, own)
     c4 = _entries(state, slot, ends // C4, C4, to)
     c128 = _entries(state, slot, ends // C128, C128, to)
-    chosen = None if in_order else to.int64(safe.ravel())
-    return QueryBlocks(chosen, rows.shape[1], to.int64(window_rows), to.tensor(window_bias), *c4, *c128)
+    return QueryBlocks(rows, at.shape[1], to.int64(window_rows), to.tensor(window_bias), *c4, *c128)
 
 
 def _window(
@@ -97,10 +101,9 @@ def _entries(state: KVState, slot: Int, visible: Int, ratio: int, to: Upload) ->
     if not most:
         return to.int64(np.empty((blocks, 0), np.int64)), to.tensor(np.empty((blocks, width, 0), np.float32))
     a_page = PAGE_TOKENS // ratio
-    pages = to.int64(state.full_table[slot, : -(-most // a_page)])
-    entry = torch.arange(pages.shape[1] * a_page, device=pages.device)
-    rows = (pages * a_page).repeat_interleave(a_page, dim=1) + entry % a_page
-    counts = to.int64(visible)
-    hidden = entry[:most] >= counts.unsqueeze(2)
-    bias = torch.zeros(hidden.shape, device=pages.device).masked_fill_(hidden, -torch.inf)
-    return rows[:, :most].masked_fill(hidden.all(1), 0), bias
+    first = state.full_table[slot, : -(-most // a_page), None].astype(np.int64) * a_page
+    rows = (first + np.arange(a_page)).reshape(blocks, -1)[:, :most]
+    rows = np.where(np.arange(most) < visible.max(axis=1, keepdims=True), rows, 0)
+    # On the device: a chunk of a long context has far more (query, entry) pairs than entries.
+    seen = torch.arange(most, device=to.device) < to.int64(visible[:, :, None])
+    return to.int64(rows), torch.where(seen, 0.0, -torch.inf)

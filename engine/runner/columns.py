@@ -54,14 +54,16 @@ class Upload:
 
 def unroll(batch: ForwardBatch) -> RowColumns:
     """Row columns of a batch, padded rows last."""
-    counts = batch.counts.astype(np.int64)
-    first_rows = np.cumsum(counts) - counts
-    starts = batch.starts.astype(np.int64)
+    counts, starts, slots = (c.astype(np.int64) for c in (batch.counts, batch.starts, batch.slots))
     padding = batch.load.padded_tokens - batch.load.live_tokens
+    if batch.load.padded_tokens == counts.size:
+        rows = np.arange(counts.size)
+        return RowColumns(slots, starts, counts, rows, rows, starts)
+    first_rows = np.cumsum(counts) - counts
     request = np.repeat(np.arange(counts.size), counts)
     position = np.arange(request.size) + (starts - first_rows)[request]
     return RowColumns(
-        batch.slots.astype(np.int64),
+        slots,
         starts,
         counts,
         first_rows,
@@ -72,6 +74,8 @@ def unroll(batch: ForwardBatch) -> RowColumns:
 
 def by_width(counts: Int) -> list[tuple[Int, int]]:
     """Places of `counts` by width class, with each class's widest count, at most 128."""
+    if counts.max(initial=0) == 1:
+        return [(np.arange(counts.size), 1)]
     low, out = 0, []
     for width in WIDTHS:
         chosen = np.flatnonzero((counts > low) & ((counts <= width) | (width == WIDTHS[-1])))

@@ -42,8 +42,8 @@ def forward(model: DeepseekV4, state: KVState, plan: Plan, out: Pending | None =
     if not batch.load.padded_tokens:
         return StepOutput(torch.empty(0, model.config.vocab_size, device=model.device), pending)
     token_ids = plan.token_ids
-    if plan.relayed is not None and plan.row_slots is not None:
-        token_ids = torch.where(plan.relayed, state.relay.index_select(0, plan.row_slots), token_ids)
+    if plan.row_slots is not None:
+        token_ids = torch.where(token_ids < 0, state.relay.index_select(0, plan.row_slots), token_ids)
     caches = [state.layer(layer) for layer in range(model.config.num_hidden_layers)]
     streams = model.backbone(token_ids, plan.rows, caches, pending, batch.taps)
     if not batch.logit_rows.size:

@@ -19,7 +19,7 @@ from engine.model.model import DeepseekV4
 from engine.model.step import CommitGroup, CommitRows, StepRows
 from engine.runner.batch import ForwardBatch, build_batch
 from engine.runner.blocks import plan_blocks
-from engine.runner.columns import RowColumns, Upload, by_width, unroll
+from engine.runner.columns import Int, RowColumns, Upload, by_width, unroll
 from engine.runner.entries import plan_c4, plan_c128
 
 # Row of the sink page that padding writes.
@@ -30,14 +30,14 @@ SINK_ROW = 1
 class Plan:
     """One step, ready to run.
 
-    token_ids   [T] int64; where `relayed` is set the relay token of `row_slots` is taken instead
+    token_ids   [T] int64; a negative one stands for the relay token of the row's slot
+    row_slots   [T] int64; None where no token is relayed
     logit_rows  [R] int64
     """
 
     batch: ForwardBatch
     rows: StepRows
     token_ids: Tensor
-    relayed: Tensor | None
     row_slots: Tensor | None
     logit_rows: Tensor
     commit: CommitRows
@@ -60,73 +60,66 @@ def plan_step(
 
 def plan_batch(state: KVState, batch: ForwardBatch, *, single_rows: bool) -> Plan:
     """The plan of a batch. single_rows: every query is a block of its own."""
-    columns = unroll(batch)
-    check_slots(state, batch, columns)
-    relayed = batch.tokens < 0
-    tokens = np.zeros(batch.load.padded_tokens, dtype=np.int64)
-    tokens[: batch.tokens.size] = np.maximum(batch.tokens, 0)
-    to = Upload(state.device)
-    has_relay = bool(relayed.any())
-    padded = np.zeros(tokens.size, dtype=bool)
-    padded[: relayed.size] = relayed
+    columns, to = unroll(batch), Upload(state.device)
+    latent_rows = written_rows(state, batch, columns)
+    rows = np.zeros((6, latent_rows.size), dtype=np.int64)
+    rows[0, : batch.tokens.size] = batch.tokens
+    rows[1] = columns.position
+    rows[2] = latent_rows
+    rows[3] = columns.position % C4
+    rows[4] = columns.position % C128
+    relays = bool((batch.tokens < 0).any())
+    if relays:
+        rows[5] = np.where(columns.request < 0, 0, columns.slots[columns.request])
+    token_ids, position, latents, phase4, phase128, row_slots = to.int64(rows).unbind(0)
+    blocks, unblock = plan_blocks(state, columns.slots, columns.request, columns.position, single_rows, to)
     return Plan(
         batch,
-        plan_rows(state, columns, single_rows, to),
-        to.int64(tokens),
-        to.tensor(padded) if has_relay else None,
-        to.int64(np.where(columns.request < 0, 0, columns.slots[columns.request])) if has_relay else None,
+        StepRows(
+            position,
+            latents,
+            phase4,
+            phase128,
+            blocks,
+            None if unblock is None else to.int64(unblock),
+            plan_c4(state, columns, to),
+            plan_c128(state, columns, to),
+        ),
+        token_ids,
+        row_slots if relays else None,
         to.int64(batch.logit_rows),
         plan_commit(columns, to),
     )
 
 
-def check_slots(state: KVState, batch: ForwardBatch, columns: RowColumns) -> None:
-    """raises PageAccounting where a generation is stale or a page that the step writes isn't mapped."""
+def written_rows(state: KVState, batch: ForwardBatch, columns: RowColumns) -> Int:
+    """Flat window-pool rows [T] that the step's latents go to; padding goes to the sink.
+
+    raises  PageAccounting where a generation is stale or a page that the step writes isn't mapped
+    """
     stale = state.generations[columns.slots] != batch.generations
     if stale.any():
         slot = int(columns.slots[stale][0])
         raise PageAccounting(f"slot {slot} is at generation {state.generations[slot]}, not the step's")
-    ends = columns.starts + columns.counts
-    reach = state.full_table.shape[1] * PAGE_TOKENS
-    if ends.size and ends.max() > reach:
-        raise PageAccounting(f"position {ends.max() - 1} is past the page table's {reach}")
+    last = int((columns.starts + columns.counts).max(initial=1)) - 1
+    logical, offset = np.divmod(columns.position, PAGE_TOKENS)
+    reach = state.full_table.shape[1]
+    if last >= reach * PAGE_TOKENS:
+        raise PageAccounting(f"position {last} is past the page table's {reach * PAGE_TOKENS}")
+    page = state.window_table[columns.slots[columns.request], logical].astype(np.int64)
     own = columns.request >= 0
-    page = state.window_table[columns.slots[columns.request[own]], columns.position[own] // PAGE_TOKENS]
-    if (page == 0).any():
-        row = int(np.flatnonzero(page == 0)[0])
-        slot = columns.slots[columns.request[row]]
+    missing = own & (page == 0)
+    if missing.any():
+        row = int(np.flatnonzero(missing)[0])
+        slot = int(columns.slots[columns.request[row]])
         raise PageAccounting(f"position {columns.position[row]} of slot {slot} has no page")
-
-
-def plan_rows(state: KVState, columns: RowColumns, single_rows: bool, to: Upload) -> StepRows:
-    """The layer-invariant metadata of a step."""
-    own = columns.request >= 0
-    page = state.window_table[columns.slots[columns.request], columns.position // PAGE_TOKENS].astype(
-        np.int64
-    )
-    latent_rows = np.where(own, page * PAGE_TOKENS + columns.position % PAGE_TOKENS, SINK_ROW)
-    blocks, unblock = plan_blocks(state, columns.slots, columns.request, columns.position, single_rows, to)
-    return StepRows(
-        to.int64(columns.position),
-        to.int64(latent_rows),
-        to.int64(columns.position % C4),
-        to.int64(columns.position % C128),
-        blocks,
-        None if unblock is None else to.int64(unblock),
-        plan_c4(state, columns, to),
-        plan_c128(state, columns, to),
-    )
+    return np.where(own, page * PAGE_TOKENS + offset, SINK_ROW)
 
 
 def plan_commit(columns: RowColumns, to: Upload) -> CommitRows:
     """The part of the plan that `commit` reads."""
     groups = tuple(CommitGroup(to.int64(chosen), width) for chosen, width in by_width(columns.counts))
     most = int(columns.counts.max(initial=0))
-    return CommitRows(
-        to.int64(columns.slots),
-        to.int64(columns.starts),
-        to.int64(columns.first_rows),
-        to.int64(columns.counts),
-        most,
-        groups,
-    )
+    stacked = np.stack([columns.slots, columns.starts, columns.first_rows, columns.counts])
+    slots, starts, first_rows, counts = to.int64(stacked).unbind(0)
+    return CommitRows(slots, starts, first_rows, counts, most, groups)
