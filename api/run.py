@@ -72,6 +72,7 @@ async def run(
         for entry in entries
     ]
     group = await service.engine.submit(entries, route)
+    service.metrics.routed(group.rank, route != -1, len(entries))
     watch = Watch(service.metrics, group, lines)
     answer = make_answer(group.rank)
     try:

@@ -26,6 +26,8 @@ disable_created_metrics()  # type: ignore[no-untyped-call]
 LATENCY_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500)
 TOKENS = (1, 4, 16, 64, 256, 1024, 4096, 16384, 65536, 262144, 1048576)
 STREAMING = ("false", "true")
+POLICIES = ("total_requests", "explicit")
+"""How a rank was chosen: the fewest requests, or the client's word."""
 
 
 @dataclass(slots=True)
@@ -58,8 +60,9 @@ class Metrics:
         self._model = model_name
         self._rank_series = RankMetrics(self.registry, prefix, model_name, ranks, context_length)
         self._request_series()
+        self._routing_series()
         self._http_series()
-        self._seed(endpoints)
+        self._seed(ranks, endpoints)
         # Looked up once: these two count every token.
         self._between = self.between_tokens.labels(model_name)
         self._generated = [self.generation_tokens.labels(model_name, streaming) for streaming in STREAMING]
@@ -69,6 +72,14 @@ class Metrics:
     def snapshot(self, msg: Snapshot) -> None:
         """A rank's load and counters."""
         self._rank_series.note(msg)
+
+    def routed(self, rank: int, demanded: bool, completions: int) -> None:
+        """A group of completions went to a rank, whole; `demanded`: its client named the rank."""
+        policy = POLICIES[demanded]
+        self.routed_requests.labels(self._model, str(rank), policy).inc(completions)
+        if demanded and completions > 1:
+            self.atomic_batches.labels(self._model, str(rank), policy).inc()
+            self.atomic_items.labels(self._model, str(rank), policy).inc(completions)
 
     def accepted(self, line: Timeline) -> None:
         """A completion was accepted."""
@@ -141,6 +152,18 @@ class Metrics:
             "generation_tokens_histogram", "output lengths", model, TOKENS
         )
 
+    def _routing_series(self) -> None:
+        by_rank = ("model_name", "rank", "policy")
+        self.routed_requests = self._counter(
+            "dp_routed_requests_total", "completions sent to a rank", by_rank
+        )
+        self.atomic_batches = self._counter(
+            "dp_atomic_batches_total", "groups that a client sent to one rank", by_rank
+        )
+        self.atomic_items = self._counter(
+            "dp_atomic_batch_items_total", "completions in such groups", by_rank
+        )
+
     def _http_series(self) -> None:
         self.http_requests = self._counter("http_requests_total", "HTTP requests received", ("endpoint",))
         self.http_responses = self._counter(
@@ -150,7 +173,7 @@ class Metrics:
         )
         self.http_active = self._gauge("http_requests_active", "HTTP requests being answered", ("endpoint",))
 
-    def _seed(self, endpoints: Iterable[str]) -> None:
+    def _seed(self, ranks: int, endpoints: Iterable[str]) -> None:
         for streaming in STREAMING:
             for series in (self.num_requests, self.prompt_tokens, self.generation_tokens):
                 series.labels(self._model, streaming)
@@ -159,6 +182,11 @@ class Metrics:
         self.num_aborted.labels(self._model)
         for sizes in (self.between_tokens, self.per_token, self.prompt_sizes, self.generation_sizes):
             sizes.labels(self._model)
+        for rank in range(ranks):
+            for policy in POLICIES:
+                self.routed_requests.labels(self._model, str(rank), policy)
+            for series in (self.atomic_batches, self.atomic_items):
+                series.labels(self._model, str(rank), POLICIES[True])
         for endpoint in endpoints:
             self.http_requests.labels(endpoint)
             self.http_responses.labels(endpoint, "200")

@@ -132,6 +132,19 @@ async def test_a_served_request_shows_in_the_metrics() -> None:
     assert value(found, "num_pages", **RANK) == 200
 
 
+async def test_groups_are_counted_by_rank_and_by_who_chose_it() -> None:
+    async with stage(says("Hi")) as made:
+        await made.post("/generate", {"text": ["a", "b"]})
+        await made.post("/generate", {"text": ["a", "b", "c"], "routed_dp_rank": 0})
+        await made.post("/generate", {"text": "a", "routed_dp_rank": 0})
+    found = samples_of(made.metrics.exposition())
+    labels = {"model_name": "nano", "rank": "0"}
+    assert value(found, "dp_routed_requests_total", policy="total_requests", **labels) == 2
+    assert value(found, "dp_routed_requests_total", policy="explicit", **labels) == 4
+    assert value(found, "dp_atomic_batches_total", policy="explicit", **labels) == 1
+    assert value(found, "dp_atomic_batch_items_total", policy="explicit", **labels) == 3
+
+
 async def test_no_metric_carries_a_clients_text() -> None:
     async with stage(says("Hi")) as made, made.client() as client:
         await client.get("/secret-path")
