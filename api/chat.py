@@ -103,14 +103,20 @@ def calls_of(body: ChatBody) -> int:
 
 
 def thinking_of(body: ChatBody) -> bool:
-    """Whether the model is asked to reason first; off unless the client asks."""
+    """Whether the model is asked to reason first; off unless the client asks.
+
+    Clients say so in the template's arguments, or as DeepSeek's own service has it: {"type": "enabled"}.
+    """
     options = body.chat_template_kwargs or {}
     value = options.get("thinking", options.get("enable_thinking"))
-    if value is None:
-        return False
-    if not isinstance(value, bool):
+    if value is None and body.thinking is not None:
+        kind = body.thinking.get("type")
+        if kind not in ("enabled", "disabled"):
+            raise bad("thinking.type", f"must be enabled or disabled, not {kind!r}")
+        return bool(kind == "enabled")
+    if value is not None and not isinstance(value, bool):
         raise bad("chat_template_kwargs.thinking", f"must be true or false, not {value!r}")
-    return value
+    return bool(value)
 
 
 def rendered(

@@ -82,6 +82,7 @@ class ChatBody(Wishes, kw_only=True):
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    thinking: dict[str, Any] | None = None
     reasoning_effort: str | None = None
     separate_reasoning: bool | None = None
     functions: Any = None

@@ -108,13 +108,21 @@ async def test_thinking_that_never_closes_is_all_reasoning() -> None:
     assert (message["reasoning_content"], message["content"]) == ("Hm", "")
 
 
-async def test_thinking_changes_the_prompt() -> None:
+async def test_each_way_to_ask_for_thinking_gives_the_same_prompt() -> None:
+    ways: list[dict[str, Any]] = [
+        {"chat_template_kwargs": {"thinking": True}},
+        {"chat_template_kwargs": {"enable_thinking": True}},
+        {"thinking": {"type": "enabled"}},
+        {},
+        {"thinking": {"type": "disabled"}},
+        {"chat_template_kwargs": {"thinking": False}, "thinking": {"type": "enabled"}},
+    ]
     async with stage(says("Hm")) as made:
-        body = {"messages": HELLO, "max_tokens": 1}
-        await made.post("/v1/chat/completions", body)
-        await made.post("/v1/chat/completions", {**body, "chat_template_kwargs": {"thinking": True}})
-        plain, thinking = (step.tokens for step in made.device.steps if step.mode == "extend")
-    assert plain != thinking
+        for way in ways:
+            await made.post("/v1/chat/completions", {"messages": HELLO, "max_tokens": 1, **way})
+        prompts = [step.tokens for step in made.device.steps if step.mode == "extend"]
+    assert prompts == [prompts[0]] * 3 + [prompts[3]] * 3
+    assert prompts[0] != prompts[3]
 
 
 async def test_dsml_calls_become_tool_calls() -> None:

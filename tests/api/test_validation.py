@@ -75,6 +75,7 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     (CHAT, {"messages": HELLO, "tools": [{}]}, "tools[0].function"),
     (CHAT, {"messages": HELLO, "tool_choice": "required"}, "tool_choice"),
     (CHAT, {"messages": HELLO, "chat_template_kwargs": {"thinking": "yes"}}, "chat_template_kwargs.thinking"),
+    (CHAT, {"messages": HELLO, "thinking": {"type": "on"}}, "thinking.type"),
     (CHAT, {"messages": HELLO, "reasoning_effort": "extreme"}, "reasoning_effort"),
     (CHAT, {"messages": HELLO, "routed_dp_rank": 1}, "routed_dp_rank"),
     (CHAT, {"messages": HELLO, "rid": "a\nb"}, "rid"),
