@@ -17,6 +17,10 @@ BACKLOG = 2048
 LAST_ANSWERS_S = 5
 """What answers get to leave when the server stops: every request has ended by then."""
 
+IDLE_S = 75
+"""How long a connection may be idle: longer than clients keep theirs (common ones 5 s and 15 s, proxies 60 s),
+so that no request meets a connection that is being closed."""
+
 
 def bind(settings: Settings) -> socket.socket:
     """The listening socket. Raises ConfigError that says who is in the way.
@@ -53,6 +57,7 @@ class HttpServer(uvicorn.Server):
             log_level=log_level,
             server_header=False,
             timeout_graceful_shutdown=LAST_ANSWERS_S,
+            timeout_keep_alive=IDLE_S,
         )
         super().__init__(config)
 
