@@ -106,13 +106,14 @@ def written_rows(state: KVState, batch: ForwardBatch, columns: RowColumns) -> In
     reach = state.full_table.shape[1]
     if last >= reach * PAGE_TOKENS:
         raise PageAccounting(f"position {last} is past the page table's {reach * PAGE_TOKENS}")
-    page = state.window_table[columns.slots[columns.request], logical].astype(np.int64)
+    slots = columns.slots[columns.request]
+    page = state.window_table[slots, logical].astype(np.int64)
     own = columns.request >= 0
-    missing = own & (page == 0)
+    # A full page is needed too: entries of an unmapped one would overwrite the sink's zero row.
+    missing = own & ((page == 0) | (state.full_table[slots, logical] == 0))
     if missing.any():
         row = int(np.flatnonzero(missing)[0])
-        slot = int(columns.slots[columns.request[row]])
-        raise PageAccounting(f"position {columns.position[row]} of slot {slot} has no page")
+        raise PageAccounting(f"position {columns.position[row]} of slot {slots[row]} has no page")
     return np.where(own, page * PAGE_TOKENS + offset, SINK_ROW)
 
 

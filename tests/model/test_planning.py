@@ -92,6 +92,12 @@ def test_a_batch_carries_every_rank_and_its_raw_live_and_padded_tokens():
     assert batch.logit_rows.tolist() == [2]
 
 
+def test_a_position_without_a_full_page_is_refused(state):
+    state.map_pages(np.array([[1, 1, 0, 6]], dtype=np.int32))
+    with pytest.raises(PageAccounting, match="position 256 of slot 1 has no page"):
+        plan_step(state, step([1], [250], [7]), EAGER)
+
+
 def test_padding_writes_the_sink_and_never_its_first_row(state):
     plan = plan_step(state, step([1], [0], [5]), SimpleNamespace(row_tile=8, single_rows=True))
     assert plan.rows.latent_rows.tolist() == [1024, 1025, 1026, 1027, 1028, 1, 1, 1]
