@@ -1,7 +1,7 @@
 """The model's hot arithmetic in plain torch, one method an operation: what native and Triton kernels replace.
 
 A kernel set is an object with the methods of `TorchOps`; subclass it to replace them one at a time. Every
-method is a pure function of its arguments, except that `rotate` works in place and `linear_to` writes to `out`.
+method is a pure function of its arguments, except that `rotate` works in place and `linear_to` writes `out`.
 Arithmetic is float32 inside; results have the type of the first argument unless a line says otherwise.
 """
 
