@@ -1,0 +1,135 @@
+"""Each monitor of ingress, detokenizer, shutdown and health is broken by a planted fault: none is vacuous.
+
+Those of a rank are broken in tests/machines/test_rank_monitors.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from engine.actors import core
+from engine.actors.core import Send
+from engine.actors.detok import Detok
+from engine.actors.health import Health
+from engine.actors.ingress import Ingress
+from engine.actors.requests import Requests
+from engine.actors.shutdown import Shutdown
+from engine.fsm.check import machine_files
+from engine.fsm.explore import Explorer
+from engine.fsm.load import load
+from engine.fsm.owners import SPECS
+from engine.fsm.search import load_search
+from engine.messages import CloseServer
+
+RANK_MONITORS = Path(__file__).parents[1] / "machines" / "test_rank_monitors.py"
+
+
+def nothing(self: Any, msg: Any) -> None:
+    """Does nothing."""
+
+
+def never(self: Any, msg: Any) -> bool:
+    """Says no."""
+    return False
+
+
+def always(self: Any, msg: Any) -> bool:
+    """Says yes."""
+    return True
+
+
+def splits_groups(self: Ingress, msg: Any) -> None:
+    """Notes the second request of a group on another rank."""
+    first = self.next_id
+    accept(self, msg)
+    if len(msg.entries) > 1:
+        self.live[first + 1] = replace(self.live[first + 1], rank=1)
+
+
+def forgets_a_rank(self: Ingress, msg: Any) -> None:
+    """Leaves the requests of a dead rank alone."""
+    self.up.discard(msg.rank)
+
+
+def ignores_the_bound(self: Detok, watched: Any, chunk: Any) -> Any:
+    """Gives each chunk to the client at once."""
+    watched.outstanding += 1
+    return chunk
+
+
+def says_all_is_well(self: Shutdown, msg: Any) -> None:
+    """Ends with 0 whatever happened."""
+    self.steps.append("close")
+    self.emit(Send("launcher", CloseServer(0)))
+
+
+def closes_early(self: Shutdown, msg: Any) -> None:
+    """Closes while ranks still end."""
+    stop_all(self, msg)
+    self.steps.append("close")
+
+
+def none_of_them(self: Requests, rows: Any, msg: Any) -> Any:
+    """Says no of every row."""
+    return np.zeros(rows.size, bool)
+
+
+def keeps_what_it_held(self: Requests, event: str, row: int, why: Any) -> None:
+    """Ends a request that no step reads, and gives nothing back."""
+    self.fire(event, np.array([row]), why)
+
+
+accept = Ingress.accept
+stop_all = Shutdown.stop_all
+
+# search, class, its method, what stands in its place, the monitor that notices
+PLANTED: list[tuple[str, type, str, Callable[..., Any], str]] = [
+    ("edge-clients", Ingress, "accept", splits_groups, "I3"),
+    ("edge-ranks", Ingress, "is_over_the_limit", never, "IN1"),
+    ("edge-ranks", Ingress, "repeats_a_live_rid", never, "rids_are_unique"),
+    ("edge-stops", Ingress, "wants_an_unknown_rank", never, "unknown_rank_is_the_clients_fault"),
+    ("edge-drain", Ingress, "say_drained", nothing, "drained_is_said_once"),
+    ("edge-ranks", Ingress, "lose_rank", forgets_a_rank, "one_terminal_event"),
+    ("end-of-patience", Ingress, "end_all", nothing, "no_request_is_left"),
+    ("edge-stops", Detok, "_next", ignores_the_bound, "D1"),
+    ("edge-clients", Detok, "take_credit", nothing, "credit_is_conserved"),
+    ("edge-clients", Detok, "abort", nothing, "who_left_is_forgotten"),
+    ("end-by-signal", Shutdown, "stop_all", closes_early, "I8"),
+    ("end-by-signal", Shutdown, "is_third", never, "SD1"),
+    ("end-by-failure", Shutdown, "close", says_all_is_well, "closed_tells_how"),
+    ("probes", Health, "is_the_last_to_start", always, "H1"),
+    ("rank-requests", Requests, "was_aborted", none_of_them, "I11"),
+    ("ranks-three", Requests, "end", keeps_what_it_held, "everything_returned"),
+]
+
+
+@pytest.mark.parametrize(("search", "owner", "method", "fault", "monitor"), PLANTED)
+def test_a_planted_fault_is_noticed_by_its_monitor(
+    search: str,
+    owner: type,
+    method: str,
+    fault: Callable[..., Any],
+    monitor: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(owner, method, fault)
+    monkeypatch.setattr(core, "_tables", {})  # Compiled tables hold the sound guards and actions.
+    violation = Explorer(load_search(SPECS / "search" / f"{search}.toml")).run().violation
+    assert violation is not None
+    assert monitor in violation.text
+
+
+def test_every_monitor_is_broken_by_a_planted_fault() -> None:
+    declared = {invariant.id for path in machine_files() for invariant in load(path).invariants}
+    for path in (SPECS / "search").glob("*.toml"):
+        search = load_search(path)
+        declared |= {name.partition(":")[2] for name, _ in (*search.invariants, *search.at_end)}
+    planted = {monitor for *_, monitor in PLANTED}
+    by_ranks = RANK_MONITORS.read_text()
+    assert {name for name in declared - planted if f'"{name}"' not in by_ranks} == set()
