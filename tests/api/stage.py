@@ -128,10 +128,10 @@ class SteadyHealth:
 class Stage:
     """The running engine and its HTTP side."""
 
-    def __init__(self, tasks: TaskGroup, script: Script, settings: Settings) -> None:
+    def __init__(self, tasks: TaskGroup, script: Script, settings: Settings, health: Any) -> None:
         self.device = ScriptedDevice(script)
         self.settings = settings
-        self.health = SteadyHealth()
+        self.health = health
         self.step_s = 0.0
         self.gate: anyio.Event | None = None
         self._tasks = tasks
@@ -250,10 +250,10 @@ def served(settings: Settings) -> Served:
 
 
 @asynccontextmanager
-async def stage(script: Script, **settings: Any) -> AsyncIterator[Stage]:
+async def stage(script: Script, health: Any = None, **settings: Any) -> AsyncIterator[Stage]:
     """A running engine with this script; ends with nothing left behind."""
     async with anyio.create_task_group() as tasks:
-        made = Stage(tasks, script, Settings(**settings))
+        made = Stage(tasks, script, Settings(**settings), health or SteadyHealth())
         made.ingress.tell(RankUp(0))
         yield made
         tasks.cancel_scope.cancel()

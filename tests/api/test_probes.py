@@ -60,6 +60,22 @@ async def test_probes_say_why_not() -> None:
         assert (await client.get("/health_scheduler")).json()["status"] == "stale"
 
 
+async def test_a_fault_of_ours_is_a_500_that_names_its_class_but_not_its_text() -> None:
+    class Broken:
+        async def refusal(self) -> str:
+            raise ZeroDivisionError("a private detail")
+
+        async def report(self) -> tuple[bool, dict[str, Any]]:
+            raise ZeroDivisionError("a private detail")
+
+    async with stage(says("Hi"), health=Broken()) as made, made.client() as client:
+        answer = await client.get("/ready")
+        assert (answer.status_code, answer.json()["error"]["type"]) == (500, "internal_error")
+        assert "ZeroDivisionError" in answer.text
+        assert "private" not in answer.text
+        assert (await made.post("/generate", {"text": "x"})).status_code == 200
+
+
 async def test_every_label_combination_exists_from_the_start() -> None:
     found = samples_of(Metrics("sglang:", "nano", 2, CONTEXT, ("/health",)).exposition())
     for rank in ("0", "1"):
