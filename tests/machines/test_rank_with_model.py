@@ -102,7 +102,7 @@ def submit(request_id: int, prompt: int, most: int, **how: Any) -> Submit:
 
 
 def test_company_chunks_and_retraction_change_no_token(model: DeepseekV4) -> None:
-    requests = [submit(1, 226, 60), submit(2, 225, 60), submit(3, 224, 60), submit(4, 400, 20)]
+    requests = [submit(1, 236, 36), submit(2, 235, 36), submit(3, 234, 36), submit(4, 300, 8)]
     crowd = Served(model, full_pages=5, chunk_tokens=200)
     together = crowd.run(*requests)
     assert crowd.rank.planner.retracted[0] > 0
@@ -114,8 +114,8 @@ def test_company_chunks_and_retraction_change_no_token(model: DeepseekV4) -> Non
 def test_seeded_sampling_with_penalties_survives_retraction(model: DeepseekV4) -> None:
     how = {"seed": 5, "frequency_penalty": 0.5, "repetition_penalty": 1.3}
     requests = [
-        Submit(item.request_id, item.prompt, Sampling(60, temperature=0.8, ignore_eos=True, **how))
-        for item in (submit(1, 226, 60), submit(2, 225, 60), submit(3, 224, 60))
+        Submit(item.request_id, item.prompt, Sampling(36, temperature=0.8, ignore_eos=True, **how))
+        for item in (submit(1, 236, 36), submit(2, 235, 36), submit(3, 234, 36))
     ]
     crowd = Served(model, full_pages=5, chunk_tokens=300)
     together = crowd.run(*requests)
