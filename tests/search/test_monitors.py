@@ -18,6 +18,7 @@ from engine.actors.core import Send
 from engine.actors.detok import Detok
 from engine.actors.health import Health
 from engine.actors.ingress import Ingress
+from engine.actors.intake import Intake
 from engine.actors.requests import Requests
 from engine.actors.shutdown import Shutdown
 from engine.fsm.check import machine_files
@@ -80,13 +81,15 @@ def none_of_them(self: Requests, rows: Any, msg: Any) -> Any:
     return np.zeros(rows.size, bool)
 
 
-def keeps_what_it_held(self: Requests, event: str, row: int, why: Any) -> None:
-    """Ends a request that no step reads, and gives nothing back."""
-    self.fire(event, np.array([row]), why)
+def awaits_a_step_too_many(self: Intake) -> None:
+    """Keeps what the last requests hold for a step that never comes."""
+    abort_all(self)
+    self.requests.in_flight[self.requests.rows("ending")] += 1
 
 
 accept = Ingress.accept
 stop_all = Shutdown.stop_all
+abort_all = Intake.abort_all
 
 # search, class, its method, what stands in its place, the monitor that notices
 PLANTED: list[tuple[str, type, str, Callable[..., Any], str]] = [
@@ -105,7 +108,7 @@ PLANTED: list[tuple[str, type, str, Callable[..., Any], str]] = [
     ("end-by-failure", Shutdown, "close", says_all_is_well, "closed_tells_how"),
     ("probes", Health, "is_the_last_to_start", always, "H1"),
     ("rank-requests", Requests, "was_aborted", none_of_them, "I11"),
-    ("ranks-three", Requests, "end", keeps_what_it_held, "everything_returned"),
+    ("rank-requests", Intake, "abort_all", awaits_a_step_too_many, "everything_returned"),
 ]
 
 
