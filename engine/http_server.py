@@ -18,7 +18,7 @@ LAST_ANSWERS_S = 5
 """What answers get to leave when the server stops: every request has ended by then."""
 
 IDLE_S = 75
-"""How long a connection may be idle: longer than clients keep theirs (common ones 5 s and 15 s, proxies 60 s),
+"""How long a connection may be idle: longer than clients keep theirs (common ones 5 or 15 s, proxies 60 s),
 so that no request meets a connection that is being closed."""
 
 
