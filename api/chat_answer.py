@@ -54,8 +54,6 @@ class ChatChoice:
         return piece
 
     def _parse(self, delta: Delta) -> Reply:
-        if not self._plan.separate and not self._plan.calls:
-            return Reply(content=delta.text)
         piece = self._parser.feed(self._splitter.feed(delta.text))
         if delta.finish != GOES_ON:
             piece.add(self._parser.feed(self._splitter.finish()))

@@ -101,6 +101,14 @@ async def test_reasoning_is_apart_from_content_with_thinking_on() -> None:
     assert "".join(delta.get("content") or "" for delta in deltas) == "Four."
 
 
+async def test_reasoning_that_is_not_to_be_apart_is_the_beginning_of_the_content() -> None:
+    async with stage(says("Let me see.</think>Four.")) as made:
+        body = {"messages": HELLO, "chat_template_kwargs": {"thinking": True}, "separate_reasoning": False}
+        message = (await made.post("/v1/chat/completions", body)).json()["choices"][0]["message"]
+    assert message["content"] == "Let me see.Four."
+    assert "reasoning_content" not in message
+
+
 async def test_thinking_that_never_closes_is_all_reasoning() -> None:
     async with stage(says("Hm")) as made:
         body = {"messages": HELLO, "chat_template_kwargs": {"thinking": True}}

@@ -92,4 +92,4 @@ def test_a_stream_adds_up_to_the_whole_answer(
     assert len(told["calls"]) <= calls
     finishes = [event["finish_reason"] for event in events]
     assert finishes == [None] * (len(events) - 1) + [choice["finish_reason"]]
-    assert "DSML" not in told["content"] or not (separate or calls)
+    assert "DSML" not in told["content"] + told["reasoning"]
