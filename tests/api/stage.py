@@ -158,9 +158,9 @@ class Stage:
         self._start(self.detok, Detok(TOKENIZER, settings.stream_buffer))
         self._start(self.rank, Rank(rank_setup(settings)), self._submit)
         tasks.start_soon(self._run_jobs)
-        engine = Engine(self.asks, self.ingress, self.detok, self.edge)
+        self.engine = Engine(self.asks, self.ingress, self.detok, self.edge)
         self.app: App = create_app(
-            engine, served(settings), self.metrics, self.health, settings, draw_seed=lambda: 7
+            self.engine, served(settings), self.metrics, self.health, settings, draw_seed=lambda: 7
         )
 
     def _mailbox(self, name: str) -> Mailbox:
