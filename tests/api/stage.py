@@ -44,6 +44,21 @@ NAME = "nano"
 TOKENIZER = load_tokenizer(NANO)
 ENCODING = load_encoding(NANO)
 
+CALL = (
+    "Wait.\n\n<｜DSML｜tool_calls>\n"
+    '<｜DSML｜invoke name="add">\n'
+    '<｜DSML｜parameter name="a" string="false">1</｜DSML｜parameter>\n'
+    '<｜DSML｜parameter name="b" string="true">two</｜DSML｜parameter>\n'
+    "</｜DSML｜invoke>\n</｜DSML｜tool_calls>"
+)
+RANK = {
+    "model_name": "nano",
+    "engine_type": "unified",
+    "dp_rank": "0",
+    "tp_rank": "0",
+    "pp_rank": "0",
+    "moe_ep_rank": "0",
+}
 Script = Callable[[SlotBind, int], int]
 """(what the request wants, place of the token in its output) -> token id."""
 

@@ -9,10 +9,8 @@ import orjson
 import pytest
 
 from engine.messages import Drain, Entry, RankDown, Sampling
-from tests.api.client import RawClient
-from tests.api.stage import TOKENIZER, says, says_ids, stage
-from tests.api.test_chat import events_of
-from tests.api.test_probes import RANK
+from tests.api.client import RawClient, events_of
+from tests.api.stage import RANK, TOKENIZER, says, says_ids, stage
 
 pytestmark = pytest.mark.anyio
 
