@@ -27,7 +27,7 @@ from engine.actors.wiring import Wiring, wiring
 from engine.children import die_with_parent, leave_signals_to_parent
 from engine.config import Settings
 from engine.errors import ActorFailed, DeviceFailed, EngineError
-from engine.messages import RankUp, StepDone, Stop
+from engine.messages import Message, RankUp, StepDone, Stop
 
 GREET_S = 30.0
 JOIN_S = 2.0
@@ -162,8 +162,12 @@ async def run_rank(told: Told, process: Process, link: Link, parts: Parts) -> No
 
 
 async def _loaded(device: Device, mailbox: Mailbox) -> StepRunner | None:
-    """The runner, or None where the rank is told to stop while it loads: all that can come by then."""
+    """The runner, or None where the rank is told to stop while it loads.
+
+    Peers that were faster may have begun the first round by then: what they sent is kept for the core.
+    """
     runner: StepRunner | None = None
+    early: list[Message] = []
     async with anyio.create_task_group() as tasks:
 
         async def wait() -> None:
@@ -172,9 +176,10 @@ async def _loaded(device: Device, mailbox: Mailbox) -> StepRunner | None:
             tasks.cancel_scope.cancel()
 
         tasks.start_soon(wait)
-        while not any(isinstance(msg, Stop) for msg in await mailbox.take()):
-            pass
+        while not any(isinstance(msg, Stop) for msg in early):
+            early += await mailbox.take()
         tasks.cancel_scope.cancel()
+    mailbox.put_back(early)
     return runner
 
 
