@@ -1,7 +1,7 @@
 """The scheduler of one rank: its machine in specs/rank.toml, its policy in schedule.py and planning.py.
 
 Every step is a round: each rank sends its wants (`Peer`), each takes the same decision from all wants, each
-runs its part. A rank without work answers a round that another one began. The epoch is the number of the round.
+runs its part. A rank without work answers a round that another one began. The epoch is the round's number.
 While a step runs the next one is agreed and sent to the device, from plans that name tokens by relay.
 """
 
@@ -18,7 +18,7 @@ from engine.actors.results import Results
 from engine.actors.schedule import STOPPING, Decision, Want, decide
 from engine.errors import NotServing
 from engine.memory.pages import PagePool
-from engine.messages import Abort, Peer, RequestFailed, Snapshot, StepDone, Submit, SubmitBatch, Tick
+from engine.messages import Abort, Peer, RequestFailed, Snapshot, StepDone, SubmitBatch, Tick
 
 
 class Rank(Core):
@@ -82,19 +82,11 @@ class Rank(Core):
 
     # -- requests ------------------------------------------------------------------------------
 
-    def accept(self, msg: Submit) -> None:
-        """One request waits from now on, or is refused."""
-        self.intake.enqueue((msg,))
-
-    def accept_all(self, msg: SubmitBatch) -> None:
+    def accept(self, msg: SubmitBatch) -> None:
         """Requests wait from now on, before the next batch is formed (I3)."""
         self.intake.enqueue(msg.items)
 
-    def refuse(self, msg: Submit) -> None:
-        """The rank is stopping."""
-        self.intake.refuse((msg,), NotServing.http_status, "the server is stopping")
-
-    def refuse_all(self, msg: SubmitBatch) -> None:
+    def refuse(self, msg: SubmitBatch) -> None:
         """The rank is stopping."""
         self.intake.refuse(msg.items, NotServing.http_status, "the server is stopping")
 

@@ -17,7 +17,7 @@ from engine.fsm.mutate import drop_rows
 from engine.fsm.owners import SPECS, module_at, shown
 from engine.fsm.search import Search, load_search
 from engine.fsm.spec import Spec
-from engine.fsm.system import load_system
+from engine.fsm.system import System, load_system
 
 DESCRIPTION = """\
 Loads every machine of specs/ (all names resolved, every pair of state and event answered, all states
@@ -65,8 +65,10 @@ def run(args: argparse.Namespace) -> int:
     report = Report(began + 60 * args.minutes if args.minutes is not None else float("inf"))
     specs = load_all(report)
     if not report.failures:
-        _system(specs, report)
+        system = _system(specs, report)
         results = _searches(specs, args.deep, report)
+        if system is not None and not report.failures:
+            _sends(system, [found for _, found in results], report)
         if args.deep and not report.failures:
             _rows(specs, results, report)
     seconds = time.monotonic() - began
@@ -110,14 +112,27 @@ def load_all(report: Report) -> list[Spec]:
     return specs
 
 
-def _system(specs: list[Spec], report: Report) -> None:
+def _system(specs: list[Spec], report: Report) -> System | None:
     try:
         messages = module_at("engine/messages.py", "system.toml")
         system = load_system(SPECS / "system.toml", {spec.name: spec for spec in specs}, messages)
     except (EngineError, OSError) as error:
         report.fail(str(error))
-    else:
-        print(f"system  {len(system.actors)} actors, {len(system.links)} links")
+        return None
+    print(f"system  {len(system.actors)} actors, {len(system.links)} links")
+    return system
+
+
+def _sends(system: System, results: list[Found], report: Report) -> None:
+    """What cores sent in the searches is what system.toml says of actors with machines: no more, no less."""
+    sent = {one for found in results for one in found.sent}
+    declared = {one for one in system.sends() if system.actors[one.sender].spec is not None}
+    for one in sorted(sent - declared):
+        text = f"{one.sender} sends {one.message} to {one.receiver}; add it to a [[sends]]"
+        report.fail(f"specs/system.toml: {text}")
+    for one in sorted(declared - sent):
+        text = f"no search has {one.sender} send {one.message} to {one.receiver}"
+        report.fail(f"specs/system.toml: {text}; drop it from its [[sends]], or search it")
 
 
 def _searches(specs: list[Spec], deep: bool, report: Report) -> list[tuple[Search, Found]]:
