@@ -1,0 +1,327 @@
+"""One run: the api process and its ranks as the launcher starts them, their links in memory, clients and
+faults.
+
+Cores, shells, mailboxes, timers, links, supervision, launcher, rank processes and the HTTP application are
+those that ship. Simulated are the device, the wires' bytes in flight, the operating system's processes, and
+the clocks.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import anyio
+import trio.testing
+from anyio.abc import TaskGroup
+
+from api.app import App
+from api.checks import Bounds as ApiBounds
+from api.handle import Engine
+from api.served import Served
+from engine.actors.core import Core
+from engine.actors.ingress import Ingress
+from engine.actors.process import Process
+from engine.actors.wiring import Wiring, wiring
+from engine.config import NANO, Settings
+from engine.launch import Launcher, start_api
+from engine.messages import Signalled
+from engine.model.encoding import load_encoding
+from engine.model.tokenizer import load_tokenizer
+from engine.sim.clients import Answer, HttpClient, by_handle, fresh_answer
+from engine.sim.clock import Agenda
+from engine.sim.faults import point
+from engine.sim.monitors import EndInOrder, OneEnd, OwnInvariants, SameSteps, WholeGroups
+from engine.sim.ranks import SimulatedRank
+from engine.sim.scenario import Client, Fault, Range, Scenario, drawn
+from engine.sim.watch import Event, Watch
+from engine.sim.wires import Exchange, wire_pair
+
+QUIET_S = 1.0
+"""After the last client everything must come to rest within so much."""
+
+LAST_ANSWERS_S = 5.0
+
+
+class SimulatedServer:
+    """The HTTP server's life without a socket."""
+
+    def __init__(self) -> None:
+        self._exit = anyio.Event()
+        self.handlers = 0
+        self.idle = anyio.Event()
+
+    @property
+    def should_exit(self) -> bool:
+        """Whether it was told to close."""
+        return self._exit.is_set()
+
+    @should_exit.setter
+    def should_exit(self, value: bool) -> None:
+        if value:
+            self._exit.set()
+
+    async def run_on(self, sock: Any) -> None:
+        """Until it is told to close; answers that are under way get their time."""
+        await self._exit.wait()
+        with anyio.move_on_after(LAST_ANSWERS_S):
+            while self.handlers:
+                self.idle = anyio.Event()
+                await self.idle.wait()
+
+
+class SimulatedLauncher(Launcher):
+    """The launcher that ships, over simulated processes; signals come from the scenario."""
+
+    def __init__(self, settings: Settings, world: World) -> None:
+        super().__init__(settings, ())
+        self._world = world
+
+    async def start_rank(self, rank: int) -> None:
+        child: Any = self._world.start_rank(rank)
+        self.children[rank] = child
+        link = self._process.link("api", child.name, child.stream)
+        self._tasks.start_soon(self._watch, rank, child, link)
+
+    async def listen_to_signals(self) -> None:
+        """The fault `signal` tells the shutdown coordinator itself."""
+
+
+class World:
+    """The state of one run.
+
+    order        draws delays and durations, by the order seed
+    answers      of the clients, in the plan's order
+    hits         faults that happened, by name
+    harmful      (name, seconds from which requests may fail for it)
+    refusing_s   from here on requests may be refused as not served
+    """
+
+    def __init__(self, plan: Scenario, order: int, watch: Watch, clock: trio.testing.MockClock) -> None:
+        self.plan = plan
+        self.watch = watch
+        self.order = random.Random(f"order {order}")
+        self.settings = settings_of(plan)
+        self.wiring = wiring_of(plan)
+        self.agenda = Agenda(clock)
+        self.exchange = Exchange(self.agenda, self._delays(plan.bounds.exchange_ms))
+        self.ranks: list[SimulatedRank] = []
+        self.load_s = {rank: self.draw(plan.bounds.load_ms) / 1000 for rank in range(plan.bounds.ranks)}
+        self.answers: list[Answer] = []
+        self.reports: list[str] = []
+        self.hits: dict[str, int] = {}
+        self.harmful: list[tuple[str, float]] = []
+        self.refusing_s = float("inf")
+        self.crowded_until_s = -1.0
+        self.signals = 0
+        self.wall_offset_s = 1e9
+        self.steps = SameSteps(watch, plan.bounds.ranks)
+        self.ends = OneEnd(watch)
+        self.audits = OwnInvariants(watch)
+        self.server = SimulatedServer()
+        self.launcher = SimulatedLauncher(self.settings, self)
+        self.ended_s = 0.0
+        self.all_up_s = float("inf")
+        self.closed = anyio.Event()
+        whole, order_ = WholeGroups(watch), EndInOrder(watch, plan.bounds.ranks)
+        watch.monitors = {
+            "rank": [self.steps, whole, self.ends, order_, self.audits],
+            "ingress": [self._note_start, whole, self.ends, self.audits],
+            "detok": [self.ends, self.audits],
+            "shutdown": [order_, self.audits],
+            "health": [self.audits],
+        }
+
+    # -- what faults and parts ask for -----------------------------------------------------------
+
+    def draw(self, value: Range) -> float:
+        """A number of the range, by the order seed."""
+        return self.order.uniform(*value) if isinstance(value, tuple) else value
+
+    def _delays(self, ms: Range) -> Callable[[], float]:
+        return lambda: self.draw(ms) / 1000
+
+    def now_s(self) -> float:
+        """Virtual seconds."""
+        return anyio.current_time()
+
+    def wall_s(self) -> float:
+        """The simulated wall clock."""
+        return anyio.current_time() + self.wall_offset_s
+
+    def leap(self, by_s: float) -> None:
+        """Every clock leaps."""
+        self.agenda.leap(by_s)
+
+    def hit(self, name: str) -> None:
+        """A declared point was reached."""
+        self.hits[name] = self.hits.get(name, 0) + 1
+        self.watch.note("fault", name)
+
+    def harm(self, name: str, after_s: float = 0.0) -> None:
+        """From now on, or so much later, requests may fail because of this fault."""
+        self.harmful.append((name, self.now_s() + after_s))
+        self.refuses_from(self.now_s())
+
+    def refuses_from(self, from_s: float) -> None:
+        """Requests may be refused from here on."""
+        self.refusing_s = min(self.refusing_s, from_s)
+
+    def failing_from_s(self) -> float:
+        """From here on a request may fail."""
+        return min((from_s for _, from_s in self.harmful), default=float("inf"))
+
+    def _note_start(self, core: Core, event: Event) -> None:
+        """When every rank takes requests; until then a client may be told that none does."""
+        if isinstance(core, Ingress) and len(core.up) == core.ranks:
+            self.all_up_s = min(self.all_up_s, event.at_s)
+
+    def standing(self) -> str:
+        """Who waits where."""
+        ranks = [f"{rank.name} {rank.scheduler and rank.scheduler.state}" for rank in self.ranks]
+        waiting = [answer.client for answer in self.answers if not answer.fate]
+        return f"{ranks}, {len(waiting)} clients wait, the first: {waiting[:1]}; reports: {self.reports[-2:]}"
+
+    def report(self, text: str) -> None:
+        """What the processes print."""
+        self.reports.append(text)
+
+    # -- the run -------------------------------------------------------------------------------
+
+    def start_rank(self, rank: int) -> SimulatedRank:
+        """The launcher starts a rank's process."""
+        near, far = wire_pair(self.agenda, self._delays(self.plan.bounds.link_ms))
+        child = SimulatedRank(self, rank, near, far)
+        self.ranks.append(child)
+        self._tasks.start_soon(child.run)
+        return child
+
+    async def run(self) -> None:
+        """Everything, until all processes have ended and all clients are done."""
+        async with anyio.create_task_group() as http, anyio.create_task_group() as tasks:
+            self._tasks: TaskGroup = tasks
+            self.watch.on_found = http.cancel_scope.cancel
+            tasks.start_soon(self.agenda.run)
+            self.process = Process("api", self.wiring, tasks, self.report)
+            engine, app = self._start_api()
+            no_socket: Any = None
+            self.launcher.join(self.process, tasks, engine, self.server)
+            for fault in self.plan.fault:
+                self._plan_fault(fault)
+            http.start_soon(self.launcher.serve, no_socket)
+            tasks.start_soon(self._launch)
+            await self._clients(engine, app)
+            if not self.signals:
+                self.process.mailbox("shutdown").tell(Signalled())
+            await self.closed.wait()
+            await anyio.sleep(QUIET_S)
+            tasks.cancel_scope.cancel()
+
+    async def _launch(self) -> None:
+        await self.launcher.run()
+        self.closed.set()
+
+    def _start_api(self) -> tuple[Engine, App]:
+        numbers = iter(range(1, 1 << 30))
+        return start_api(
+            self.process,
+            self.settings,
+            served_of(self.plan.bounds.context_tokens),
+            self.wall_s,
+            draw_seed=lambda: next(numbers),
+            fresh_id=lambda prefix: f"{prefix}{next(numbers)}",
+        )
+
+    def _plan_fault(self, fault: Fault) -> None:
+        act = point(fault.kind).act
+        assert act is not None
+        if drawn(fault.at_s) <= 0 and fault.kind == "slow_start":
+            act(self, fault)
+            self.hit(fault.kind)
+            return
+
+        def happen() -> None:
+            if fault.rank < len(self.ranks) and not self.closed.is_set():
+                self.hit(fault.kind)
+                act(self, fault)
+
+        self.agenda.after(drawn(fault.at_s), happen)
+
+    async def _clients(self, engine: Engine, app: App) -> None:
+        async with anyio.create_task_group() as clients:
+            for number, client in enumerate(self.plan.client):
+                clients.start_soon(self._client, number, client, engine, app)
+
+    async def _client(self, number: int, client: Client, engine: Engine, app: App) -> None:
+        await anyio.sleep(client.at_s)
+        answer = fresh_answer(client)
+        self.answers.append(answer)
+        if client.kind == "handle":
+            await by_handle(engine, client, answer)
+        else:
+            self.server.handlers += 1
+            try:
+                await HttpClient(client, answer).run(app)
+            finally:
+                self.server.handlers -= 1
+                self.server.idle.set()
+        answer.ended_s = self.now_s()
+        ends = " ".join(f"{one.finish} {one.text!r}" for one in answer.completions)
+        self.watch.note(f"client {number}", f"{answer.fate} {answer.status} {ends}")
+        self._note_temper(client, answer)
+
+    def _note_temper(self, client: Client, answer: Answer) -> None:
+        http = client.kind != "handle"
+        if answer.fate == "left":
+            self.hit("disconnect" if http else "client_leaves")
+        elif client.pause_s:
+            self.hit("slow_reader" if http else "client_dawdles")
+
+
+def settings_of(plan: Scenario) -> Settings:
+    """The settings of a server with these bounds."""
+    bounds = plan.bounds
+    return Settings(
+        model_path=str(NANO),
+        dp_size=bounds.ranks,
+        max_running_requests=bounds.slots,
+        max_queued_requests=bounds.queued,
+        chunked_prefill_size=bounds.chunk_tokens,
+        context_length=bounds.context_tokens,
+        watchdog_s=bounds.watchdog_ms / 1000,
+        snapshot_s=bounds.snapshot_s,
+        drain_s=bounds.drain_s,
+        stream_buffer=bounds.stream_buffer,
+    )
+
+
+def wiring_of(plan: Scenario) -> Wiring:
+    """specs/system.toml with the mailbox sizes of the scenario."""
+    base = wiring()
+    sizes = plan.bounds.mailbox
+    if not sizes:
+        return base
+    actors = {
+        name: dataclasses.replace(actor, mailbox=sizes.get(name, actor.mailbox))
+        for name, actor in base.system.actors.items()
+    }
+    return Wiring(dataclasses.replace(base.system, actors=actors), base.digest)
+
+
+@cache
+def served_of(context: int) -> Served:
+    """The shipped tokenizer and chat format."""
+    tokenizer = load_tokenizer(NANO)
+    bounds = ApiBounds(
+        vocab_size=tokenizer.vocab_size,
+        context_length=context,
+        max_n=16,
+        max_group=64,
+        max_top_logprobs=5,
+        temperature=1.0,
+        top_p=1.0,
+    )
+    return Served("sim", tokenizer, load_encoding(NANO), bounds, 0, frozenset({"overlap"}))
