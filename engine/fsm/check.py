@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
         system = _system(specs, report)
         results = _searches(specs, args.deep, report)
         if system is not None and not report.failures:
-            _sends(system, [found for _, found in results], report)
+            compare_sends(system, [found for _, found in results], report)
         if args.deep and not report.failures:
             _rows(specs, results, report)
     seconds = time.monotonic() - began
@@ -123,7 +123,7 @@ def _system(specs: list[Spec], report: Report) -> System | None:
     return system
 
 
-def _sends(system: System, results: list[Found], report: Report) -> None:
+def compare_sends(system: System, results: list[Found], report: Report) -> None:
     """What cores sent in the searches is what system.toml says of actors with machines: no more, no less."""
     sent = {one for found in results for one in found.sent}
     declared = {one for one in system.sends() if system.actors[one.sender].spec is not None}

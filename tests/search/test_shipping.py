@@ -15,10 +15,13 @@ from engine.fsm.explore import Explorer, Found
 from engine.fsm.load import load, substituted
 from engine.fsm.owners import SPECS
 from engine.fsm.search import Search, load_search
+from engine.fsm.system import Actor, Link, System
 
 ALL = [load_search(path) for path in sorted((SPECS / "search").glob("*.toml"))]
 QUICK = [search for search in ALL if not search.deep]
 SMALL = [search for search in QUICK if search.states <= 6_000]  # The library walks them in about a second.
+SHUTDOWN = Actor("shutdown", "Ends things.", "api", 4, "reject", spec="shutdown")
+LAUNCHER = Actor("launcher", "Acts.", "api", 4, "reject")
 OTHER_SPEED = {"hot": "cold", "cold": "hot", "array": "array"}
 
 
@@ -61,3 +64,36 @@ def test_check_stops_when_its_minutes_are_over(tmp_path: Path) -> None:
     written = json.loads(outcome.read_text())
     assert written["ok"] is False
     assert all("minutes are over" in text or "no search runs" in text for text in written["failures"])
+
+
+def named(name: str) -> Search:
+    return next(search for search in ALL if search.name == name)
+
+
+def test_without_mailboxes_a_step_would_overtake_its_watch() -> None:
+    """Ingress and detokenizer share a process: a Watch is in the mailbox before the rank has the request."""
+    search = named("edge-ranks")
+    found = explored(replace(search, local=()))
+    assert found.violation is not None
+    assert "one_terminal_event" in found.violation.text
+
+
+def test_a_message_of_the_priority_lane_overtakes_what_waits_in_the_mailbox() -> None:
+    search = named("edge-stop")
+    assert explored(replace(search, urgent=frozenset())).states != explored(search).states
+
+
+def test_check_names_what_is_sent_undeclared_and_what_is_declared_unsent() -> None:
+    search = named("probes")
+    system = System(
+        {"shutdown": SHUTDOWN, "launcher": LAUNCHER}, (Link("shutdown", "launcher", ("KillRanks",)),)
+    )
+    report = check.Report(until=float("inf"))
+    check.compare_sends(system, [explored(named("end-by-failure"))], report)
+    assert explored(search).sent == frozenset()
+    assert any("shutdown sends CloseServer to launcher; add it" in text for text in report.failures)
+    report = check.Report(until=float("inf"))
+    check.compare_sends(system, [explored(search)], report)
+    assert [text.partition(";")[0] for text in report.failures] == [
+        "specs/system.toml: no search has shutdown send KillRanks to launcher"
+    ]
