@@ -51,6 +51,8 @@ def dot(spec: Spec) -> str:
             lines.append(f"{state.name} -> {state.name}_note [dir=none, style=dotted];")
     for (source, target, dashed), labels in edges(spec).items():
         style = ", style=dashed, color=gray40, fontcolor=gray40" if dashed else ""
+        if dashed and source == target:
+            style += ", tailport=s, headport=s"  # Below the state; the solid loop is above it.
         text = r"\l".join(_quoted(label) for label in labels)
         lines.append(f'{source} -> {target} [label="{text}\\l"{style}];')
     return "\n".join([*lines, "}"]) + "\n"
