@@ -142,7 +142,7 @@ async def run_rank(told: Told, process: Process, link: Link, parts: Parts) -> No
     async with anyio.create_task_group() as tasks:
         device = parts.device(lambda: parts.load(settings, sayer(name)), mailbox.tell_first, process.timers)
         tasks.start_soon(device.run, JOIN_S)
-        runner = await _loaded(device, mailbox)
+        runner = await _loaded(device, mailbox, alone=settings.dp_size == 1)
         if runner is None:
             tasks.cancel_scope.cancel()
             return
@@ -161,10 +161,12 @@ async def run_rank(told: Told, process: Process, link: Link, parts: Parts) -> No
         tasks.cancel_scope.cancel()
 
 
-async def _loaded(device: Device, mailbox: Mailbox) -> StepRunner | None:
-    """The runner, or None where the rank is told to stop while it loads.
+async def _loaded(device: Device, mailbox: Mailbox, alone: bool) -> StepRunner | None:
+    """The runner, or None where a rank without peers is told to stop while it loads.
 
-    Peers that were faster may have begun the first round by then: what they sent is kept for the core.
+    Peers that were faster may have begun the first round: what they sent is kept for the core. They can't stop
+    without this rank either, so with peers the core hears of `Stop` when it is there. A load that takes too long
+    for that is ended by the shutdown coordinator.
     """
     runner: StepRunner | None = None
     early: list[Message] = []
@@ -176,10 +178,13 @@ async def _loaded(device: Device, mailbox: Mailbox) -> StepRunner | None:
             tasks.cancel_scope.cancel()
 
         tasks.start_soon(wait)
-        while not any(isinstance(msg, Stop) for msg in early):
+        while not (alone and any(isinstance(msg, Stop) for msg in early)):
             early += await mailbox.take()
         tasks.cancel_scope.cancel()
-    mailbox.put_back(early)
+    mailbox.put_back(msg for msg in early if not isinstance(msg, Stop))
+    for msg in early:
+        if isinstance(msg, Stop):
+            mailbox.tell_first(msg)
     return runner
 
 
