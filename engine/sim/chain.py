@@ -17,7 +17,7 @@ from engine.messages import LENGTH, STOP_EOS, STOP_TOKEN, Sampling
 
 WINDOW = 128
 EOS = 1
-FIRST_TOKEN, TOKENS = 200, 128
+FIRST_TOKEN, TOKENS = 128, 192
 """Sampled tokens: single bytes, parts of characters and words of the shipped tokenizer, and EOS."""
 
 START = 0x9E3779B97F4A7C15

@@ -196,4 +196,5 @@ inherent(
     "The sampling of one row fails; the request ends alone (`failing`).",
 )
 inherent("small_mailbox", "wiring.Wiring.mailbox", "A mailbox is smaller than in system.toml (`mailbox`).")
+inherent("retraction", "planning.Planner", "Pages run out: a request gives its own back.")
 inherent("deadline", "intake.Intake.check_deadlines", "A request isn't done within its deadline.")

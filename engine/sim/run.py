@@ -57,9 +57,6 @@ def replay(plan: Scenario, order: int, keep_all: bool = False) -> Outcome:
     fates: dict[str, int] = {}
     for answer in world.answers:
         fates[answer.fate or "unfinished"] = fates.get(answer.fate or "unfinished", 0) + 1
-    hits = dict(world.hits)
-    if any(rank.model is not None and rank.model.failed_rows for rank in world.ranks):
-        hits["row_failure"] = sum(rank.model.failed_rows for rank in world.ranks if rank.model is not None)
     return Outcome(
         violation=watch.found,
         digest=watch.digest,
@@ -68,7 +65,7 @@ def replay(plan: Scenario, order: int, keep_all: bool = False) -> Outcome:
         virtual_s=world.ended_s,
         real_s=time.perf_counter() - began,
         fates=fates,
-        hits=hits,
+        hits=world.hits | world.inherent_hits(),
         kept=list(watch.kept),
         reports=world.reports,
     )

@@ -12,6 +12,7 @@ from engine.messages import ABORTED, FAILED, LENGTH, STOP_EOS, STOP_STRING
 from engine.sim.chain import EOS, FAILS, Expected, Rules, expected, prompt_of
 from engine.sim.clients import LEFT, REFUSED, SERVED, Answer, Completion, entries_of
 from engine.sim.ranks import SimulatedRank
+from engine.sim.settings import served_of
 
 if TYPE_CHECKING:
     from engine.sim.world import World
@@ -101,8 +102,6 @@ def _completion(world: World, answer: Answer, child: int, one: Completion, want:
 
 def text_of(world: World, want: Expected, stop: str) -> tuple[str, bool]:
     """The text that a client gets of these tokens, and whether a stop string ends it."""
-    from engine.sim.world import served_of
-
     tokenizer = served_of(world.plan.bounds.context_tokens).tokenizer
     shown = [token for token in want.tokens if token != EOS]
     text = tokenizer.decode(shown)

@@ -8,10 +8,8 @@ the clocks.
 
 from __future__ import annotations
 
-import dataclasses
 import random
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import anyio
@@ -19,75 +17,26 @@ import trio.testing
 from anyio.abc import TaskGroup
 
 from api.app import App
-from api.checks import Bounds as ApiBounds
 from api.handle import Engine
-from api.served import Served
 from engine.actors.core import Core
 from engine.actors.ingress import Ingress
+from engine.actors.mailbox import Mailbox
 from engine.actors.process import Process
-from engine.actors.wiring import Wiring, wiring
-from engine.config import NANO, Settings
-from engine.launch import Launcher, start_api
+from engine.launch import start_api
 from engine.messages import Signalled
-from engine.model.encoding import load_encoding
-from engine.model.tokenizer import load_tokenizer
 from engine.sim.clients import Answer, HttpClient, by_handle, fresh_answer
 from engine.sim.clock import Agenda
 from engine.sim.faults import point
+from engine.sim.launcher import SimulatedLauncher, SimulatedServer
 from engine.sim.monitors import EndInOrder, OneEnd, OwnInvariants, SameSteps, WholeGroups
 from engine.sim.ranks import SimulatedRank
 from engine.sim.scenario import Client, Fault, Range, Scenario, drawn
+from engine.sim.settings import served_of, settings_of, wiring_of
 from engine.sim.watch import Event, Watch
 from engine.sim.wires import Exchange, wire_pair
 
 QUIET_S = 1.0
 """After the last client everything must come to rest within so much."""
-
-LAST_ANSWERS_S = 5.0
-
-
-class SimulatedServer:
-    """The HTTP server's life without a socket."""
-
-    def __init__(self) -> None:
-        self._exit = anyio.Event()
-        self.handlers = 0
-        self.idle = anyio.Event()
-
-    @property
-    def should_exit(self) -> bool:
-        """Whether it was told to close."""
-        return self._exit.is_set()
-
-    @should_exit.setter
-    def should_exit(self, value: bool) -> None:
-        if value:
-            self._exit.set()
-
-    async def run_on(self, sock: Any) -> None:
-        """Until it is told to close; answers that are under way get their time."""
-        await self._exit.wait()
-        with anyio.move_on_after(LAST_ANSWERS_S):
-            while self.handlers:
-                self.idle = anyio.Event()
-                await self.idle.wait()
-
-
-class SimulatedLauncher(Launcher):
-    """The launcher that ships, over simulated processes; signals come from the scenario."""
-
-    def __init__(self, settings: Settings, world: World) -> None:
-        super().__init__(settings, ())
-        self._world = world
-
-    async def start_rank(self, rank: int) -> None:
-        child: Any = self._world.start_rank(rank)
-        self.children[rank] = child
-        link = self._process.link("api", child.name, child.stream)
-        self._tasks.start_soon(self._watch, rank, child, link)
-
-    async def listen_to_signals(self) -> None:
-        """The fault `signal` tells the shutdown coordinator itself."""
 
 
 class World:
@@ -160,6 +109,18 @@ class World:
         """A declared point was reached."""
         self.hits[name] = self.hits.get(name, 0) + 1
         self.watch.note("fault", name)
+
+    def inherent_hits(self) -> dict[str, int]:
+        """Points that were reached without a fault that says so."""
+        mailboxes = [ref for ref in self.process.refs.values() if isinstance(ref, Mailbox)]
+        found = {
+            "row_failure": sum(rank.model.failed_rows for rank in self.ranks if rank.model is not None),
+            "retraction": sum(
+                rank.scheduler.planner.retracted[0] for rank in self.ranks if rank.scheduler is not None
+            ),
+            "small_mailbox": sum(mailbox.stats.refused + mailbox.stats.waited for mailbox in mailboxes),
+        }
+        return {name: count for name, count in found.items() if count}
 
     def harm(self, name: str, after_s: float = 0.0) -> None:
         """From now on, or so much later, requests may fail because of this fault."""
@@ -279,49 +240,3 @@ class World:
             self.hit("disconnect" if http else "client_leaves")
         elif client.pause_s:
             self.hit("slow_reader" if http else "client_dawdles")
-
-
-def settings_of(plan: Scenario) -> Settings:
-    """The settings of a server with these bounds."""
-    bounds = plan.bounds
-    return Settings(
-        model_path=str(NANO),
-        dp_size=bounds.ranks,
-        max_running_requests=bounds.slots,
-        max_queued_requests=bounds.queued,
-        chunked_prefill_size=bounds.chunk_tokens,
-        context_length=bounds.context_tokens,
-        watchdog_s=bounds.watchdog_ms / 1000,
-        snapshot_s=bounds.snapshot_s,
-        drain_s=bounds.drain_s,
-        stream_buffer=bounds.stream_buffer,
-    )
-
-
-def wiring_of(plan: Scenario) -> Wiring:
-    """specs/system.toml with the mailbox sizes of the scenario."""
-    base = wiring()
-    sizes = plan.bounds.mailbox
-    if not sizes:
-        return base
-    actors = {
-        name: dataclasses.replace(actor, mailbox=sizes.get(name, actor.mailbox))
-        for name, actor in base.system.actors.items()
-    }
-    return Wiring(dataclasses.replace(base.system, actors=actors), base.digest)
-
-
-@cache
-def served_of(context: int) -> Served:
-    """The shipped tokenizer and chat format."""
-    tokenizer = load_tokenizer(NANO)
-    bounds = ApiBounds(
-        vocab_size=tokenizer.vocab_size,
-        context_length=context,
-        max_n=16,
-        max_group=64,
-        max_top_logprobs=5,
-        temperature=1.0,
-        top_p=1.0,
-    )
-    return Served("sim", tokenizer, load_encoding(NANO), bounds, 0, frozenset({"overlap"}))
