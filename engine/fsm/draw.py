@@ -58,17 +58,18 @@ def dot(spec: Spec) -> str:
     return "\n".join([*lines, "}"]) + "\n"
 
 
-def svg(spec: Spec) -> str | None:
-    """The picture made by Graphviz's `dot`; None where that program isn't installed.
+def svg(text: str, digest: str) -> str | None:
+    """The picture of this DOT, made by Graphviz's `dot`; None where that program isn't installed.
 
+    digest  SHA-256 of the file that is drawn
     raises  subprocess.CalledProcessError where `dot` refuses the text
     """
     program = shutil.which("dot")
     if program is None:
         return None
-    made = subprocess.run([program, "-Tsvg"], input=dot(spec), capture_output=True, text=True, check=True)
+    made = subprocess.run([program, "-Tsvg"], input=text, capture_output=True, text=True, check=True)
     # A comment before the XML declaration isn't allowed, so the declaration goes.
-    return f"<!-- sha256: {spec.digest} -->\n{made.stdout[made.stdout.index('<svg') :]}"
+    return f"<!-- sha256: {digest} -->\n{made.stdout[made.stdout.index('<svg') :]}"
 
 
 def edges(spec: Spec) -> dict[Edge, list[str]]:

@@ -133,7 +133,7 @@ def test_a_missing_or_added_arrow_is_noticed(spec: Spec) -> None:
 
 def test_each_picture_begins_with_the_hash_of_its_spec(spec: Spec) -> None:
     assert mermaid(spec).startswith(f"%% sha256: {spec.digest}\n")
-    picture = svg(spec)
+    picture = svg(dot(spec), spec.digest)
     assert picture is None or picture.startswith(f"<!-- sha256: {spec.digest} -->\n<svg ")
 
 
