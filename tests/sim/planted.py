@@ -1,6 +1,6 @@
 """Faults planted in actions, guards and shells, each of which a replay or a search must find.
 
-`python -m tests.sim.planted` looks for each and writes specs/scenarios/planted.md: what was planted, who found it.
+`python -m tests.sim.planted` looks for each and writes specs/scenarios/planted.md: what, and who found it.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def table(rows: Sequence[tuple[Planted, Found | None]]) -> str:
     lines = [
         "# Planted faults",
         "",
-        f"{len(rows)} faults in actions, guards and shells (tests/sim/plants_*.py); a replay or a search finds each.",
+        f"{len(rows)} faults in actions, guards and shells (tests/sim/plants_*.py). Each is found.",
         "Written by `python -m tests.sim.planted`; tests/sim/test_planted.py replays each command below.",
         "",
         "| fault | planted | found by | as |",

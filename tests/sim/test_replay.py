@@ -1,4 +1,4 @@
-"""The whole engine in virtual time: fixed seeds, fresh seeds, kept seeds, and runs that are the same twice."""
+"""The whole engine in virtual time: fixed, fresh and kept seeds, and runs that are the same twice."""
 
 from __future__ import annotations
 
