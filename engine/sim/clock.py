@@ -46,10 +46,12 @@ class Agenda:
             next_s = trio.lowlevel.current_statistics().seconds_to_next_deadline
             now_s = clock.current_time()
             if items and items[0][0] <= now_s + next_s:
-                due_s, _, act = heapq.heappop(items)
+                due_s = items[0][0]
                 if due_s > now_s:
                     clock.jump(due_s - now_s)
-                act()
+                # All of one instant at once: who of them is served first is the schedule's choice.
+                while items and items[0][0] <= due_s:
+                    heapq.heappop(items)[2]()
             elif next_s == float("inf"):
                 raise RuntimeError("nothing can happen any more, and nobody has ended the run")
             elif next_s > 0:

@@ -186,7 +186,7 @@ def _clients(work: Workload, bounds: Bounds, draw: random.Random) -> tuple[Clien
         kind, temper = _weighted(work.kinds, draw), _weighted(work.tempers, draw)
         clients.append(
             Client(
-                at_s=round(draw.uniform(0, work.within_s), 4),
+                at_s=round(draw.uniform(0, work.within_s), 3),
                 kind=kind,
                 temper=temper,
                 prompt=_whole(work.prompt, draw),
@@ -212,8 +212,8 @@ def _leaves_after(kind: str, temper: str, work: Workload, draw: random.Random) -
 
 
 def number_in(value: Range, draw: random.Random) -> float:
-    """The number itself, or one of the range, to four places."""
-    return round(draw.uniform(*value), 4) if isinstance(value, tuple) else value
+    """The number itself, or one of the range, to three places."""
+    return round(draw.uniform(*value), 3) if isinstance(value, tuple) else value
 
 
 def drawn(value: Range) -> float:

@@ -87,8 +87,8 @@ class World:
     # -- what faults and parts ask for -----------------------------------------------------------
 
     def draw(self, value: Range) -> float:
-        """A number of the range, by the order seed."""
-        return self.order.uniform(*value) if isinstance(value, tuple) else value
+        """A whole number of the range, by the order seed: in whole milliseconds events meet."""
+        return self.order.randint(int(value[0]), int(value[1])) if isinstance(value, tuple) else value
 
     def _delays(self, ms: Range) -> Callable[[], float]:
         return lambda: self.draw(ms) / 1000
