@@ -17,6 +17,9 @@ from engine.sim.verdict import judge
 from engine.sim.watch import Event, Violation, Watch, watching
 from engine.sim.world import World
 
+ORDERS = 1 << 32
+"""Schedules that trio's generator can be seeded with."""
+
 
 @dataclass(slots=True)
 class Outcome:
@@ -51,7 +54,7 @@ def replay(plan: Scenario, order: int, keep_all: bool = False) -> Outcome:
         worlds.append(world)
         await _to_its_end(world, watch)
 
-    with deterministic_PRNG(order), watching(watch):
+    with deterministic_PRNG(order % ORDERS), watching(watch):
         anyio.run(main, backend="trio", backend_options={"clock": clock})
     world = worlds[0]
     fates: dict[str, int] = {}
