@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import gc
 import itertools
 import random
 from collections.abc import Iterator
@@ -33,9 +32,6 @@ def replays(report: Report) -> None:
         for name in itertools.cycle(names):
             yield Seeds(name, draw.getrandbits(32), draw.getrandbits(32))
 
-    # The searches have left millions of objects that no collection during a replay needs to walk.
-    gc.collect()
-    gc.freeze()
     totals = run_many(fresh(), report.until, say=lambda line: print(f"replay  {line}", flush=True))
     print(f"replay  {totals.line()}")
     report.replays = totals_as_json(totals)
