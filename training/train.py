@@ -86,7 +86,7 @@ class Trainer:
             table = hash_table(
                 counts, self.geometry.num_experts, self.geometry.experts_per_token, SEED + index
             )
-            model.layers[index].ffn.gate.tid2eid.copy_(table)
+            model.blocks()[index].ffn.gate.tid2eid.copy_(table)
 
     def _heldout_rows(self) -> Tensor:
         """One batch of held-out rows [rows, ROW + 1], spread over the sources' joined streams."""
@@ -107,7 +107,7 @@ class Trainer:
         for stage in STAGES:
             began = time.monotonic()
             batch = mixed_batch(self.corpus, self.chat, self.args.rows, 0.0)
-            self.loss(batch, stage)[0].backward()
+            torch.autograd.backward(self.loss(batch, stage)[0])
             self.optimizer.zero_grad()
             self.wait()
             self.say(f"stage {stage} ready after {time.monotonic() - began:.1f} s")
@@ -126,7 +126,7 @@ class Trainer:
         """One optimizer step; returns sums for the report, still on the device."""
         batch = mixed_batch(self.corpus, self.chat, self.args.rows, now.chat_share)
         loss, nats, loads, index_loss = self.loss(batch, now.stage)
-        loss.backward()
+        torch.autograd.backward(loss)
         self.optimizer.average_gradients()
         self.optimizer.step(now.rate, now.quantise)
         self.optimizer.zero_grad()
@@ -150,7 +150,7 @@ class Trainer:
         if self.world > 1:
             dist.all_reduce(stacked)
         mean = stacked.mean(-1, keepdim=True)
-        for layer, load, average in zip(self.model.layers, stacked, mean, strict=True):
+        for layer, load, average in zip(self.model.blocks(), stacked, mean, strict=True):
             if not layer.ffn.gate.hashed:
                 layer.ffn.gate.bias.add_(torch.sign(average - load), alpha=rate)
         return (stacked / mean).max()
