@@ -43,6 +43,7 @@ class Bounds(Part, frozen=True):
     limit_s    virtual seconds after which a run that has not ended hangs
     step_ms, load_ms         duration of a step, of loading a rank
     link_ms, exchange_ms     delay of a message between api and rank, between ranks
+    probe_s    virtual seconds between two questions to the health routes; 0: none
     """
 
     ranks: int = 2
@@ -65,6 +66,7 @@ class Bounds(Part, frozen=True):
     load_ms: Range = (0, 50)
     link_ms: Range = (0, 2)
     exchange_ms: Range = (0, 1)
+    probe_s: float = 0.0
 
 
 class Workload(Part, frozen=True):

@@ -20,6 +20,13 @@ if TYPE_CHECKING:
 WORDS = {STOP_EOS: "stop", STOP_STRING: "stop", LENGTH: "length"}
 SLOW, DEADLINE = 408, 500
 
+PROBE_WITHIN_S = 1.0
+FRESH_AFTER_S = 0.2
+"""A rank that is up sends its first snapshot within a period and this."""
+
+LATE_S = 1.5
+"""A request may outlive its deadline by two ticks and this, with what the clock leaps meanwhile."""
+
 
 def judge(world: World) -> None:
     """Tells the watch of everything that is wrong with the end of a run."""
@@ -38,6 +45,19 @@ def judge(world: World) -> None:
     for rank in world.ranks:
         _rank(world, rank)
     _exit(world)
+    _probes(world)
+
+
+def _probes(world: World) -> None:
+    """The health routes answer at once; ready only while every rank is up; fresh while nothing is wrong."""
+    fresh_from_s = world.all_up_s + world.plan.bounds.snapshot_s + FRESH_AFTER_S
+    for one in world.probes:
+        done_s = one.at_s + one.took_s
+        early = one.status == 200 and done_s < world.all_up_s
+        quiet = fresh_from_s < one.at_s and done_s < min(world.refusing_s, world.failing_from_s())
+        dead = quiet and one.status != 200 and "wall_jump" not in world.hits
+        if one.status not in (200, 503) or one.took_s > PROBE_WITHIN_S or early or dead:
+            world.watch.wrong("H1", f"{one}; every rank was up at {world.all_up_s} s")
 
 
 def _rank(world: World, rank: SimulatedRank) -> None:
@@ -77,6 +97,10 @@ def _answer(world: World, answer: Answer) -> None:
     for child, (entry, one) in enumerate(zip(entries_of(client), answer.completions, strict=True)):
         want = expected(prompt, entry.sampling, child, world.plan.bounds.context_tokens, rules)
         _completion(world, answer, child, one, want)
+    late_s = answer.ended_s - answer.began_s - client.deadline_s - 2 * world.plan.bounds.snapshot_s
+    is_held = client.deadline_s > 0 and client.kind == "handle" and not client.pause_s
+    if is_held and late_s > LATE_S + world.leapt_s:
+        world.watch.wrong("deadline", f"{client} ended {late_s:.3f} s too late")
 
 
 def _completion(world: World, answer: Answer, child: int, one: Completion, want: Expected) -> None:

@@ -29,6 +29,7 @@ from engine.sim.clock import Agenda
 from engine.sim.faults import point
 from engine.sim.launcher import SimulatedLauncher, SimulatedServer
 from engine.sim.monitors import EndInOrder, OneEnd, OwnInvariants, SameSteps, WholeGroups
+from engine.sim.prober import Probed, probe_often
 from engine.sim.ranks import SimulatedRank
 from engine.sim.scenario import Client, Fault, Range, Scenario, drawn
 from engine.sim.settings import served_of, settings_of, wiring_of
@@ -60,11 +61,13 @@ class World:
         self.ranks: list[SimulatedRank] = []
         self.load_s = {rank: self.draw(plan.bounds.load_ms) / 1000 for rank in range(plan.bounds.ranks)}
         self.answers: list[Answer] = []
+        self.probes: list[Probed] = []
         self.reports: list[str] = []
         self.hits: dict[str, int] = {}
         self.harmful: list[tuple[str, float]] = []
         self.refusing_s = float("inf")
         self.crowded_until_s = -1.0
+        self.leapt_s = 0.0
         self.signals = 0
         self.wall_offset_s = 1e9
         self.steps = SameSteps(watch, plan.bounds.ranks)
@@ -103,6 +106,7 @@ class World:
 
     def leap(self, by_s: float) -> None:
         """Every clock leaps."""
+        self.leapt_s += by_s
         self.agenda.leap(by_s)
 
     def hit(self, name: str) -> None:
@@ -174,7 +178,10 @@ class World:
                 self._plan_fault(fault)
             http.start_soon(self.launcher.serve, no_socket)
             tasks.start_soon(self._launch)
+            if self.plan.bounds.probe_s:
+                tasks.start_soon(probe_often, app, self.plan.bounds.probe_s, self.probes)
             await self._clients(engine, app)
+            self.refuses_from(self.now_s())
             if not self.signals:
                 self.process.mailbox("shutdown").tell(Signalled())
             await self.closed.wait()

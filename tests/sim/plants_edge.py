@@ -12,6 +12,7 @@ from engine.actors import detok as detok_module
 from engine.actors import watched as watched_module
 from engine.actors.core import Send
 from engine.actors.detok import Detok
+from engine.actors.health import Health
 from engine.actors.ingress import Ingress
 from engine.actors.links import Link
 from engine.actors.mailbox import Mailbox
@@ -171,6 +172,18 @@ def names_the_wrong_request(patch: Patch) -> None:
         return delta(**{**fields, "request_id": max(1, fields["request_id"] - 1)})
 
     patch.setattr(detok_module, "Delta", faulty)
+
+
+def is_ready_too_early(patch: Patch) -> None:
+    """The server is ready as soon as one rank is up.
+    start"""
+    patch.setattr(Health, "is_the_last_to_start", lambda self, msg: True)
+
+
+def forgets_snapshots(patch: Patch) -> None:
+    """What ranks say of themselves is not kept: they look dead.
+    start rank-death"""
+    patch.setattr(Health, "keep", lambda self, msg: None)
 
 
 def stops_ranks_before_ingress(patch: Patch) -> None:

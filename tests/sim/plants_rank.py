@@ -392,6 +392,12 @@ def forgets_to_abort_when_it_stops(patch: Patch) -> None:
     patch.setattr(Intake, "abort_all", lambda self: None)
 
 
+def overlooks_deadlines(patch: Patch) -> None:
+    """A request may take as long as it likes.
+    deadlines"""
+    patch.setattr(Intake, "check_deadlines", lambda self, now_s: None)
+
+
 def refuses_a_part_of_a_batch(patch: Patch) -> None:
     """Of requests that arrive together those that find room are taken, the others refused.
     crowd"""
