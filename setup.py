@@ -1,4 +1,4 @@
-"""The C part of the build: the CPU kernels, compiled once for each instruction-set level.
+"""The C part of the build: the CPU kernels, compiled once for each instruction-set level, and the exchange.
 
 Everything else about the package is in pyproject.toml.
 """
@@ -6,6 +6,7 @@ Everything else about the package is in pyproject.toml.
 from __future__ import annotations
 
 import platform
+import sys
 
 from setuptools import Extension, setup
 
@@ -25,5 +26,19 @@ def kernels(level: str, flags: list[str]) -> Extension:
     )
 
 
+def exchange() -> list[Extension]:
+    """The extension `engine.native._exchange`; its page and its sleep are Linux's own."""
+    if sys.platform != "linux":
+        return []
+    return [
+        Extension(
+            "engine.native._exchange",
+            [f"engine/native/{name}.c" for name in ("exchange", "exchange_page", "exchange_module")],
+            depends=["engine/native/exchange.h"],
+            extra_compile_args=["-std=c11", "-O3", "-Wall", "-Wextra", "-Wshadow", "-Werror"],
+        )
+    ]
+
+
 levels = {"base": [], **LEVELS.get(platform.machine(), {})}
-setup(ext_modules=[kernels(level, flags) for level, flags in levels.items()])
+setup(ext_modules=[*(kernels(level, flags) for level, flags in levels.items()), *exchange()])
