@@ -14,14 +14,13 @@ from api.checks import Params, bad, integer, rid_of, route_of
 from api.exchange import Exchange
 from api.schema import GenerateBody, SamplingParams, Wishes
 from api.served import Served
-from engine.features import FEATURES, refuse_unsupported
+from engine.features import feature_of, refuse_unsupported
 from engine.messages import Entry, Sampling
 
 LONG_TEXT = 20_000
 """Characters beyond which tokenising would hold up other requests on the loop by more than a few ms."""
 
 GENERATE_NAMES = {
-    "max_tokens": "sampling_params.max_new_tokens",
     "min_tokens": "sampling_params.min_new_tokens",
     "seed": "sampling_params.sampling_seed",
     **{
@@ -50,29 +49,37 @@ class Prompt:
 
 
 def check_features(body: msgspec.Struct, served: Served) -> None:
-    """Refuses every field that is set and that no mode supports, by name."""
+    """Refuses every field that is set and that the server's modes don't support, by name."""
     wanted = []
     for name in body.__struct_fields__:
         value = getattr(body, name)
-        if name in FEATURES and FEATURES[name].why_not and value and not harmless(name, value):
-            wanted.append(name)
+        feature = feature_of(name)
+        if feature is not None and value and not harmless(name, value):
+            wanted.append(feature)
     refuse_unsupported(wanted, served.modes)
 
 
 def harmless(name: str, value: Any) -> bool:
-    """A value that asks for nothing beyond the default."""
+    """A value that is set, but asks for nothing beyond the default."""
     if name == "response_format":
-        if isinstance(value, Mapping) and value.get("type") == "text":
-            unknown = sorted(set(value) - {"type"})
-            if unknown:
-                raise bad(f"response_format.{unknown[0]}", "unknown field")
-            return True
-        return False
+        return is_plain_text(value)
+    if name in ("n", "best_of"):
+        return bool(value == 1)
     if name == "modalities":
         return bool(value == ["text"])
-    if name == "tool_choice":
-        return value in ("auto", "none")
-    return bool(name == "best_of" and value == 1)
+    if name == "logprob_start_len":
+        return bool(value < 0)
+    return name == "tool_choice" and value in ("auto", "none")
+
+
+def is_plain_text(response_format: Any) -> bool:
+    """Whether it is {"type": "text"}. Raises BadRequest for another field beside that, unlike elsewhere."""
+    if not isinstance(response_format, Mapping) or response_format.get("type") != "text":
+        return False
+    unknown = sorted(set(response_format) - {"type"})
+    if unknown:
+        raise bad(f"response_format.{unknown[0]}", "unknown field")
+    return True
 
 
 def params_of(body: Wishes) -> Params:

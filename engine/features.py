@@ -90,6 +90,31 @@ FEATURES: dict[str, Feature] = {
 }
 
 
+ASKED_BY = {
+    "temperature": "sampling",
+    "top_p": "sampling",
+    "top_k": "sampling",
+    "min_p": "sampling",
+    "frequency_penalty": "penalties",
+    "presence_penalty": "penalties",
+    "repetition_penalty": "penalties",
+    "min_new_tokens": "min_tokens",
+    "top_logprobs": "logprobs",
+    "return_logprob": "logprobs",
+    "top_logprobs_num": "logprobs",
+    "logprob_start_len": "prompt_logprobs",
+    "stop_token_ids": "stop",
+    "sampling_seed": "seed",
+    "chat_template_kwargs": "thinking",
+}
+"""Field of a request body -> the feature that it asks for, where that has another name."""
+
+
+def feature_of(field: str) -> str | None:
+    """The feature that a set field asks for; None for a field that asks for none."""
+    return ASKED_BY.get(field, field if field in FEATURES else None)
+
+
 def refuse_unsupported(wanted: Iterable[str], modes: Collection[str]) -> None:
     """Raises UnsupportedFeature for the first wanted feature that one of the server's modes doesn't support.
 

@@ -22,8 +22,12 @@ typedef struct {
 int attend(float* out, const float* q, const int64_t* places, int64_t blocks, int64_t queries, const keys* sources,
            int64_t count, const float* sink, float scale, int64_t heads, int64_t width);
 
-/* scores[row, i] = sum_h weight[row, h] * relu(q[row, h] . key_i) + bias[row, i]; rows are blocks * queries. */
-void index_scores(float* scores, const float* q, const float* weight, keys k, int64_t blocks, int64_t queries,
-                  int64_t heads, int64_t width);
+#define WIDEST_INDEX 256 /* channels of an index key, at most */
+
+/* scores[row, i] = sum_h weight[row, h] * relu(q[row, h] . key_i) + bias[row, i]; rows are blocks * queries; width
+ * is a multiple of 16. A block's keys are turned into panels once, for all of its queries; a score's chains run
+ * over ascending channels, then heads. Returns 0, or -1 where the keys are too wide. */
+int index_scores(float* scores, const float* q, const float* weight, keys k, int64_t blocks, int64_t queries,
+                 int64_t heads, int64_t width);
 
 #endif

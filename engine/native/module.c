@@ -163,7 +163,10 @@ FACE(index_scores) {
     const float *q = address(&r), *weight = address(&r);
     keys entries = read_keys(&r);
     int64_t blocks = whole(&r), queries = whole(&r), heads = whole(&r), width = whole(&r);
-    CALL(r, index_scores(scores, q, weight, entries, blocks, queries, heads, width));
+    int failed = 0;
+    CALL(r, failed = index_scores(scores, q, weight, entries, blocks, queries, heads, width));
+    if (failed)
+        return PyErr_Format(PyExc_ValueError, "index keys of %lld channels are too wide", (long long)width);
     Py_RETURN_NONE;
 }
 

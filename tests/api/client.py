@@ -1,14 +1,21 @@
-"""A raw ASGI client for what an HTTP library hides: single writes, leaving early, reading slowly."""
+"""Clients of the app in process: the official one, and a raw one for what an HTTP library hides."""
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping
+import json
+from collections.abc import AsyncIterator, MutableMapping
+from contextlib import asynccontextmanager
 from typing import Any
 
 import anyio
 import orjson
+from openai import AsyncOpenAI
 
 from api.app import App
+from tests.api.stage import Stage
+
+NOBODY = "none"
+"""The server of these tests wants no key, the client demands one."""
 
 
 class RawClient:
@@ -58,3 +65,17 @@ class RawClient:
     def text(self) -> str:
         """Everything that was written."""
         return b"".join(self.writes).decode()
+
+
+@asynccontextmanager
+async def openai_client(made: Stage) -> AsyncIterator[AsyncOpenAI]:
+    """The official client, talking to the app in process."""
+    async with made.client() as http:
+        yield AsyncOpenAI(api_key=NOBODY, base_url="http://engine/v1", http_client=http, max_retries=0)
+
+
+def events_of(text: str) -> list[Any]:
+    """The JSON of every event; the stream must end with [DONE]."""
+    lines = [line.removeprefix("data: ") for line in text.split("\n\n") if line]
+    assert lines[-1] == "[DONE]"
+    return [json.loads(line) for line in lines[:-1]]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import anyio
@@ -43,6 +44,21 @@ NAME = "nano"
 TOKENIZER = load_tokenizer(NANO)
 ENCODING = load_encoding(NANO)
 
+CALL = (
+    "Wait.\n\n<｜DSML｜tool_calls>\n"
+    '<｜DSML｜invoke name="add">\n'
+    '<｜DSML｜parameter name="a" string="false">1</｜DSML｜parameter>\n'
+    '<｜DSML｜parameter name="b" string="true">two</｜DSML｜parameter>\n'
+    "</｜DSML｜invoke>\n</｜DSML｜tool_calls>"
+)
+RANK = {
+    "model_name": "nano",
+    "engine_type": "unified",
+    "dp_rank": "0",
+    "tp_rank": "0",
+    "pp_rank": "0",
+    "moe_ep_rank": "0",
+}
 Script = Callable[[SlotBind, int], int]
 """(what the request wants, place of the token in its output) -> token id."""
 
@@ -128,7 +144,9 @@ class SteadyHealth:
 class Stage:
     """The running engine and its HTTP side."""
 
-    def __init__(self, tasks: TaskGroup, script: Script, settings: Settings, health: Any) -> None:
+    def __init__(
+        self, tasks: TaskGroup, script: Script, settings: Settings, health: Any, model: Served
+    ) -> None:
         self.device = ScriptedDevice(script)
         self.settings = settings
         self.health = health
@@ -158,9 +176,9 @@ class Stage:
         self._start(self.detok, Detok(TOKENIZER, settings.stream_buffer))
         self._start(self.rank, Rank(rank_setup(settings)), self._submit)
         tasks.start_soon(self._run_jobs)
-        engine = Engine(self.asks, self.ingress, self.detok, self.edge)
+        self.engine = Engine(self.asks, self.ingress, self.detok, self.edge)
         self.app: App = create_app(
-            engine, served(settings), self.metrics, self.health, settings, draw_seed=lambda: 7
+            self.engine, model, self.metrics, self.health, settings, draw_seed=lambda: 7
         )
 
     def _mailbox(self, name: str) -> Mailbox:
@@ -250,10 +268,14 @@ def served(settings: Settings) -> Served:
 
 
 @asynccontextmanager
-async def stage(script: Script, health: Any = None, **settings: Any) -> AsyncIterator[Stage]:
+async def stage(
+    script: Script, health: Any = None, modes: frozenset[str] = frozenset({"overlap"}), **flags: Any
+) -> AsyncIterator[Stage]:
     """A running engine with this script; ends with nothing left behind."""
     async with anyio.create_task_group() as tasks:
-        made = Stage(tasks, script, Settings(**settings), health or SteadyHealth())
+        settings = Settings(**flags)
+        model = replace(served(settings), modes=modes)
+        made = Stage(tasks, script, settings, health or SteadyHealth(), model)
         made.ingress.tell(RankUp(0))
         yield made
         tasks.cancel_scope.cancel()

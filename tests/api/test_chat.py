@@ -3,42 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from openai import AsyncOpenAI, BadRequestError
+from openai import BadRequestError
 
-from tests.api.stage import Stage, says, stage
+from tests.api.client import events_of, openai_client
+from tests.api.stage import CALL, says, stage
 
 pytestmark = pytest.mark.anyio
 HELLO: Any = [{"role": "user", "content": "Hello"}]
 TOOLS: Any = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
-NOBODY = "none"
-"""The server of these tests wants no key, the client demands one."""
-
-CALL = (
-    "Wait.\n\n<｜DSML｜tool_calls>\n"
-    '<｜DSML｜invoke name="add">\n'
-    '<｜DSML｜parameter name="a" string="false">1</｜DSML｜parameter>\n'
-    '<｜DSML｜parameter name="b" string="true">two</｜DSML｜parameter>\n'
-    "</｜DSML｜invoke>\n</｜DSML｜tool_calls>"
-)
-
-
-@asynccontextmanager
-async def openai_client(made: Stage) -> AsyncIterator[AsyncOpenAI]:
-    """The official client, talking to the app in process."""
-    async with made.client() as http:
-        yield AsyncOpenAI(api_key=NOBODY, base_url="http://engine/v1", http_client=http, max_retries=0)
-
-
-def events_of(text: str) -> list[Any]:
-    """The JSON of every event; the stream must end with [DONE]."""
-    lines = [line.removeprefix("data: ") for line in text.split("\n\n") if line]
-    assert lines[-1] == "[DONE]"
-    return [json.loads(line) for line in lines[:-1]]
 
 
 async def test_the_openai_client_streams_a_chat() -> None:

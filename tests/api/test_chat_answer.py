@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from api.chat_answer import ChatAnswer, ChatPlan
 from engine.config import Settings
 from engine.messages import GOES_ON, STOP_EOS, Delta
-from tests.api.stage import served
-from tests.api.test_chat import CALL
+from tests.api.stage import CALL, served
 
 SERVED = served(Settings())
 TEXTS = [

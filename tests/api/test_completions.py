@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from tests.api.client import events_of, openai_client
 from tests.api.stage import TOKENIZER, says, stage
-from tests.api.test_chat import events_of, openai_client
 
 pytestmark = pytest.mark.anyio
 TEXT = "/v1/completions"

@@ -6,8 +6,8 @@ from itertools import pairwise
 
 import pytest
 
+from tests.api.client import events_of
 from tests.api.stage import EOS, TOKENIZER, says, stage
-from tests.api.test_chat import events_of
 
 pytestmark = pytest.mark.anyio
 NATIVE = "/generate"

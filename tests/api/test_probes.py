@@ -9,17 +9,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from engine.messages import Snapshot
 from engine.metrics import Metrics, Timeline
-from tests.api.stage import CONTEXT, says, stage
+from tests.api.stage import CONTEXT, RANK, says, stage
 
 pytestmark = pytest.mark.anyio
-RANK = {
-    "model_name": "nano",
-    "engine_type": "unified",
-    "dp_rank": "0",
-    "tp_rank": "0",
-    "pp_rank": "0",
-    "moe_ep_rank": "0",
-}
 
 
 def samples_of(text: bytes) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:

@@ -8,11 +8,9 @@ import anyio
 import orjson
 import pytest
 
-from engine.messages import Drain, RankDown
-from tests.api.client import RawClient
-from tests.api.stage import TOKENIZER, says, says_ids, stage
-from tests.api.test_chat import events_of
-from tests.api.test_probes import RANK
+from engine.messages import Drain, Entry, RankDown, Sampling
+from tests.api.client import RawClient, events_of
+from tests.api.stage import RANK, TOKENIZER, says, says_ids, stage
 
 pytestmark = pytest.mark.anyio
 
@@ -165,6 +163,19 @@ async def test_a_draining_server_finishes_what_runs_and_refuses_the_rest() -> No
         assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
         assert events_of(client.text)[-1]["choices"][0]["finish_reason"] == "length"
         assert len(made.refs["shutdown"]) == 1
+
+
+async def test_a_group_whose_submitter_gave_up_is_cancelled_by_its_first_chunk() -> None:
+    sampling = Sampling(max_new_tokens=400, ignore_eos=True)
+    async with stage(ENDLESS) as made:
+        with anyio.CancelScope() as scope:
+            scope.cancel()
+            await made.engine.submit([Entry(sink=0, prompt=bytes(4), sampling=sampling)])
+        with anyio.fail_after(20):
+            while not made.edge.orphans:
+                await anyio.sleep(0.001)
+        await made.settled(0)
+        assert len(made.device.steps) < 50
 
 
 async def test_many_streams_at_once_each_get_their_own_text() -> None:

@@ -272,6 +272,21 @@ def test_every_field_that_is_read_by_nobody_is_refused_by_the_features_table() -
                 assert FEATURES[field.name].why_not, field.name
 
 
+async def test_a_mode_that_lacks_what_a_field_asks_for_refuses_it_before_the_first_byte() -> None:
+    """A server in a mode that no row of the table knows supports nothing but plain greedy decoding."""
+    async with stage(says("Hi"), modes=frozenset({"speculation"})) as made:
+        for path, body, name in (
+            (CHAT, {"messages": HELLO, "top_p": 0.5}, "sampling"),
+            (CHAT, {"messages": HELLO, "presence_penalty": 1}, "penalties"),
+            (TEXT, {"prompt": "x", "echo": True}, "echo"),
+            (NATIVE, {"text": "x", "return_logprob": True}, "logprobs"),
+        ):
+            answer = await made.post(path, body)
+            assert (answer.status_code, answer.json()["error"]["param"]) == (400, name)
+        greedy = {"text": "x", "sampling_params": {"temperature": 0, "n": 1}, "logprob_start_len": -1}
+        assert (await made.post(NATIVE, greedy)).status_code == 200
+
+
 def test_a_mode_that_a_feature_does_not_work_with_refuses_it_by_name() -> None:
     refuse_unsupported(["logprobs"], {"overlap"})
     with pytest.raises(UnsupportedFeature, match="logprobs does not work with speculation"):

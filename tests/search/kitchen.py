@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from engine.actors.core import Run, Send
 from engine.fsm.environment import Environment
@@ -12,7 +12,7 @@ from tests.specs.data.oven import Baked
 class Heater(Environment):
     """Answers each Run with one Baked; up to `repeats` old answers come again; may break if `breaks`."""
 
-    DATA = ("jobs", "answered", "left", "broken")
+    DATA: ClassVar[tuple[str, ...]] = ("jobs", "answered", "left", "broken")
 
     def __init__(self, repeats: int = 0, breaks: bool = False) -> None:
         self.breaks = breaks

@@ -16,32 +16,26 @@ from engine.fsm.load import load, substituted
 from engine.fsm.owners import SPECS
 from engine.fsm.search import Search, load_search
 
-SEARCHES = {path.stem: path for path in sorted((SPECS / "search").glob("*.toml"))}
+ALL = [load_search(path) for path in sorted((SPECS / "search").glob("*.toml"))]
+QUICK = [search for search in ALL if not search.deep]
+SMALL = [search for search in QUICK if search.states <= 6_000]  # The library walks them in about a second.
 OTHER_SPEED = {"hot": "cold", "cold": "hot", "array": "array"}
-SMALL = 6_000  # States of a search that the library's machine walks in about a second.
-
-
-@pytest.fixture(params=SEARCHES)
-def search(request: pytest.FixtureRequest) -> Search:
-    return load_search(SEARCHES[request.param])
 
 
 def explored(search: Search) -> Found:
     return Explorer(search).run()
 
 
+@pytest.mark.parametrize("search", QUICK, ids=lambda search: search.name)
 def test_each_search_holds_and_finds_the_recorded_states(search: Search) -> None:
-    if search.deep:
-        pytest.skip("only `engine check --deep` runs it")
     found = explored(search)
     assert found.violation is None, found.violation.report()
     assert found.states == search.states
 
 
+@pytest.mark.parametrize("search", SMALL, ids=lambda search: search.name)
 def test_table_and_library_span_the_same_states(search: Search) -> None:
     """The machine that a spec doesn't run on in production is the oracle for the one that it does."""
-    if search.states > SMALL:
-        pytest.skip("large")
     with ExitStack() as swapped:
         for path in check.machine_files():
             spec = load(path)
@@ -51,7 +45,7 @@ def test_table_and_library_span_the_same_states(search: Search) -> None:
 
 
 def test_check_reports_a_wrong_number_of_states_and_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
-    smallest = min((load_search(path) for path in SEARCHES.values()), key=lambda search: search.states)
+    smallest = min(ALL, key=lambda search: search.states)
     report = check.Report(until=float("inf"))
     check.run_search(replace(smallest, states=smallest.states + 1), report)
     assert len(report.failures) == 1

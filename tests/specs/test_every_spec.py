@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from engine.errors import Unexpected
@@ -18,9 +19,11 @@ from engine.fsm.library import LibraryMachine
 from engine.fsm.load import load
 from engine.fsm.spec import Spec
 from engine.fsm.table import Machine, Table
+from engine.fsm.vector import VectorMachine
 
-EXAMPLE = Path(__file__).parent / "data" / "oven.toml"
-FILES = {path.stem: path for path in (*machine_files(), EXAMPLE)}
+EXAMPLES = [Path(__file__).parent / "data" / name for name in ("oven.toml", "lamps.toml")]
+FILES = {path.stem: path for path in (*machine_files(), *EXAMPLES)}
+SLOTS = 6
 
 
 @pytest.fixture(params=sorted(FILES))
@@ -71,6 +74,49 @@ def test_table_and_library_take_the_same_rows_on_random_events(spec: Spec) -> No
         assert machines[0].owner.done == machines[1].owner.done
         assert list(machines[0].record) == list(machines[1].record)
     assert refused < 2000
+
+
+@pytest.mark.parametrize("name", [name for name, path in FILES.items() if load(path).speed == "array"])
+def test_each_slot_of_the_array_does_what_a_table_of_its_own_does(name: str) -> None:
+    """Guards answer at random for each slot; a batch with an unexpected event moves nobody."""
+    spec = load(FILES[name])
+    guards = sorted({row.guard for row in spec.rows if row.guard})
+    one = Table(replace(spec, core=puppet(spec), speed="hot"))
+    many = VectorMachine(Table(replace(spec, core=column_puppet(spec))), None, SLOTS)
+    many.owner = many.table.owner()
+    singles = [Machine(one, one.owner()) for _ in range(SLOTS)]
+    chance = random.Random(7)
+    for _ in range(2_000):
+        event = chance.randrange(len(one.events))
+        slots = np.array(chance.sample(range(SLOTS), chance.randrange(1, 4)))
+        many.owner.true = {guard: np.array([chance.random() < 0.5 for _ in slots]) for guard in guards}
+        before = [machine.snapshot() for machine in singles]
+        refused = False
+        for place, slot in enumerate(slots):
+            singles[slot].owner.true = {guard for guard in guards if many.owner.true[guard][place]}
+            try:
+                singles[slot].fire(event, int(slot))
+            except Unexpected:
+                refused = True
+        try:
+            many.fire(event, slots)
+            assert not refused
+        except Unexpected:
+            assert refused
+            for machine, taken in zip(singles, before, strict=True):
+                machine.restore(taken)
+        assert [many.state(slot) for slot in range(SLOTS)] == [machine.state for machine in singles]
+
+
+def column_puppet(spec: Spec) -> Any:
+    """As `puppet`, for an array machine: guards give the columns that it is told."""
+
+    def guard(name: str) -> Any:
+        return lambda self, slots, msg: self.true[name]
+
+    body: dict[str, Any] = {row.guard: guard(row.guard) for row in spec.rows if row.guard}
+    body |= {name: lambda self, slots, at, msg: None for row in spec.rows for name in row.actions}
+    return type("Columns", (), body)
 
 
 def test_two_readers_draw_the_same_arrows(spec: Spec) -> None:

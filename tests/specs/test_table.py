@@ -47,12 +47,12 @@ def test_deferred_messages_are_offered_in_order_until_they_are_taken(speed: Spec
     core = built(speed, room=0)
     for msg in (Tray(1), Tray(2), SwitchOff(), Tray(3)):
         core.receive(msg)
-    assert core.waiting == (Tray(2), SwitchOff(), Tray(3))
+    assert list(core.waiting) == [Tray(2), SwitchOff(), Tray(3)]
     assert core.receive(Baked(1)) == [Send("baker", Baked(1)), Run(2)]
-    assert core.waiting == (SwitchOff(), Tray(3))
+    assert list(core.waiting) == [SwitchOff(), Tray(3)]
     assert core.receive(Baked(2)) == [Send("baker", Baked(2)), Stop("off")]
     assert core.ended
-    assert core.waiting == ()
+    assert list(core.waiting) == []
 
 
 def test_more_deferred_messages_than_declared_are_an_error(speed: Spec) -> None:
