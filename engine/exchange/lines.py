@@ -1,0 +1,154 @@
+"""A rank's channels on its event loop: answered in line where peers keep pace, else by way of a thread."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Mapping
+
+import anyio
+
+from engine.actors.device import loop_poster, name_thread
+from engine.actors.timers import Timers
+from engine.errors import ExchangeClosed, ExchangeError
+from engine.exchange import Exchange, Heard
+
+INLINE_NS = 50_000
+"""How long the loop itself looks for an answer; a thread's answer comes later than that anyway."""
+
+LISTEN_AFTER_S = 0.0005
+"""A rank that published nothing for so long is woken by what a peer begins.
+
+Sooner would cost a pair that keeps pace a system call a round, and a peer's step takes longer in any case.
+"""
+
+
+class _Line:
+    """A channel with what the loop knows of it. `offers`: how many; `heard`: last epoch by peer."""
+
+    def __init__(self, exchange: Exchange, number: int, deliver: Callable[[Heard], None]) -> None:
+        self.number = number
+        self.channel = exchange.channel(number)
+        self.deliver = deliver
+        self.offered = -1
+        self.heard = dict.fromkeys(exchange.peers, -1)
+        self.offers = 0
+        self.timed = False
+
+    def take_all(self, spin_ns: int) -> None:
+        """Delivers what has arrived; waits for the first at most `spin_ns`. raises ExchangeError."""
+        heard = self.channel.poll(spin_ns)
+        while heard is not None:
+            self.heard[heard[1]] = heard[0]
+            self.deliver(heard)
+            heard = self.channel.poll(0)
+
+    def listen(self) -> None:
+        """Delivers what has arrived; the next arrival wakes the waiter. raises ExchangeError."""
+        while self.channel.arm():
+            self.take_all(0)
+
+    @property
+    def pending(self) -> bool:
+        """Whether a peer owes an answer."""
+        return any(epoch < self.offered for epoch in self.heard.values())
+
+
+class PeerLines:
+    """Offers and deliveries of a rank. `run` must be running for anything to be heard without an offer.
+
+    deliver  by channel: called on the loop with each arrival; must not raise
+    timers   of the process
+    """
+
+    def __init__(
+        self, exchange: Exchange, deliver: Mapping[int, Callable[[Heard], None]], timers: Timers
+    ) -> None:
+        self._exchange = exchange
+        self._timers = timers
+        self._lines = {number: _Line(exchange, number, act) for number, act in deliver.items()}
+        self._error: ExchangeError | None = None
+        self._ended = anyio.Event()
+        self._post: Callable[..., object] | None = None
+
+    def offer(self, number: int, epoch: int, values: tuple[int, ...]) -> None:
+        """Publishes on a channel, then delivers what peers answer within 50 us; later answers come by `run`.
+
+        raises  ExchangeError
+        """
+        line = self._lines[number]
+        line.channel.publish(epoch, values)
+        line.offered = epoch
+        line.offers += 1
+        line.take_all(INLINE_NS)
+        self._await_more(line)
+
+    async def run(self) -> None:
+        """Hears peers until the task is cancelled or every peer has left in good order. raises ExchangeError.
+
+        Closes the exchange: its end is the end of this rank's part in it.
+        """
+        self._post = loop_poster()
+        thread = threading.Thread(target=self._work, name="peers", daemon=True)
+        thread.start()
+        try:
+            for line in self._lines.values():
+                line.listen()
+            await self._ended.wait()
+        finally:
+            self._exchange.close()
+            thread.join()
+        if self._error is not None:
+            raise self._error
+
+    def _work(self) -> None:
+        name_thread("peers")
+        assert self._post is not None
+        # Without a loop the process is ending, and nobody is left to tell.
+        with contextlib.suppress(RuntimeError):
+            try:
+                while True:
+                    self._post(self._guarded, self._arrived, self._exchange.wait())
+            except ExchangeError as error:
+                self._post(self._guarded, self._lost, error)
+
+    def _arrived(self, channels: int) -> None:
+        for number, line in self._lines.items():
+            if channels >> number & 1:
+                line.take_all(0)
+                self._await_more(line)
+
+    def _lost(self, error: ExchangeError) -> None:
+        """What arrived before the end counts. Who leaves owing nothing ends no rank: its last words do."""
+        for line in self._lines.values():
+            with contextlib.suppress(ExchangeClosed):
+                line.take_all(0)
+        if not isinstance(error, ExchangeClosed) or any(line.pending for line in self._lines.values()):
+            raise error
+        self._ended.set()
+
+    def _await_more(self, line: _Line) -> None:
+        """Listens at once where a peer owes an answer, else when the ranks come to rest."""
+        if line.pending:
+            line.listen()
+        elif not line.timed:
+            line.timed = True
+            seen = line.offers
+            self._timers.after(LISTEN_AFTER_S, lambda: self._guarded(self._rested, line, seen))
+
+    def _rested(self, line: _Line, seen: int) -> None:
+        line.timed = False
+        if line.offers == seen:
+            line.listen()
+        else:
+            self._await_more(line)
+
+    def _guarded(self, act: Callable[..., None], *args: object) -> None:
+        """Calls from the loop have nobody above them: `run` raises what goes wrong in them."""
+        if self._ended.is_set():
+            return
+        try:
+            act(*args)
+        except ExchangeError as error:
+            self._error = error
+            self._ended.set()
