@@ -119,6 +119,10 @@ class ShapeMismatch(EngineError):
     """A tensor's shape or type differs from what its consumer declared; names slot and both shapes."""
 
 
+class CollectiveFailed(EngineError):
+    """Ranks couldn't do together what all of them must do; the rank that gets it ends."""
+
+
 class DeviceFailed(EngineError):
     """The device thread ended with an error; the rank can't go on."""
 

@@ -121,6 +121,17 @@ class Peer(Message, frozen=True):
     values: tuple[int, ...]
 
 
+class PeerDown(Message, frozen=True):
+    """Exchange -> rank, behind all that the peer sent: rank `src` is gone, or out of reach, for good; -1: some rank.
+
+    kind, reason  class in engine/errors.py and text of the error that this rank ends with
+    """
+
+    src: int
+    kind: str
+    reason: str
+
+
 class StepDone(Message, frozen=True):
     """Device thread -> rank: the step's results are on the host.
 
@@ -180,6 +191,10 @@ class RunStep(Message, frozen=True):
     samples             uint8[B] 1 where the group's last row is sampled
     pages               int32[P,4] rows (slot, logical page, full page id, window page id): new table entries
     binds               slots that are (re)bound before this step
+
+    bucket              captured size in tokens that the ranks agreed on; 0: the step runs eagerly
+    ranks               (requests, tokens, most rows whose logits are wanted) of each rank, in rank order, equal on
+                        every rank; requests -1 where the rank reads prompts; empty where there is one rank
     """
 
     epoch: int
@@ -192,6 +207,8 @@ class RunStep(Message, frozen=True):
     samples: bytes
     pages: bytes = b""
     binds: tuple[SlotBind, ...] = ()
+    bucket: int = 0
+    ranks: tuple[tuple[int, int, int], ...] = ()
 
 
 # ---- detokenizer --------------------------------------------------------------------------------

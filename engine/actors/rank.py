@@ -7,7 +7,7 @@ While a step runs the next one is agreed and sent to the device, from plans that
 
 from __future__ import annotations
 
-from engine.actors.batches import Batch, idle_batch
+from engine.actors.batches import Batch, agreed, idle_batch
 from engine.actors.core import Core, Run, Send, Stop
 from engine.actors.intake import CLIENT_GONE, Intake, RankSetup
 from engine.actors.ledger import Ledger
@@ -152,7 +152,9 @@ class Rank(Core):
     def _close_round(self) -> tuple[Batch, Decision]:
         assert self.plan is not None
         batch, self.plan = self.plan, None
-        self.decision = decide(self._wants(), self.setup.graphs)
+        wants = self._wants()
+        self.decision = decide(wants, self.setup.graphs)
+        batch.step = agreed(batch, wants, self.decision)
         self.heard = [None] * self.setup.ranks
         self.next_epoch += 1
         return batch, self.decision
