@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import threading
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import anyio
 
@@ -36,12 +38,19 @@ class _Line:
         self.timed = False
 
     def take_all(self, spin_ns: int) -> None:
-        """Delivers what has arrived; waits for the first at most `spin_ns`. raises ExchangeError."""
-        heard = self.channel.poll(spin_ns)
-        while heard is not None:
-            self.heard[heard[1]] = heard[0]
-            self.deliver(heard)
-            heard = self.channel.poll(0)
+        """Delivers what has arrived; waits for the first at most `spin_ns`.
+
+        raises  ExchangeError; a peer that left owing nothing is none: its last words end this rank, too
+        """
+        try:
+            heard = self.channel.poll(spin_ns)
+            while heard is not None:
+                self.heard[heard[1]] = heard[0]
+                self.deliver(heard)
+                heard = self.channel.poll(0)
+        except ExchangeClosed:
+            if self.pending:
+                raise
 
     def listen(self) -> None:
         """Delivers what has arrived; the next arrival wakes the waiter. raises ExchangeError."""
@@ -88,7 +97,9 @@ class PeerLines:
 
         Closes the exchange: its end is the end of this rank's part in it.
         """
-        self._post = loop_poster()
+        post, context = loop_poster(), contextvars.copy_context()
+        # Posted calls arm timers, which ask for the loop: only this task's context knows it.
+        self._post = partial(post, context.run, self._guarded)
         thread = threading.Thread(target=self._work, name="peers", daemon=True)
         thread.start()
         try:
@@ -108,9 +119,9 @@ class PeerLines:
         with contextlib.suppress(RuntimeError):
             try:
                 while True:
-                    self._post(self._guarded, self._arrived, self._exchange.wait())
+                    self._post(self._arrived, self._exchange.wait())
             except ExchangeError as error:
-                self._post(self._guarded, self._lost, error)
+                self._post(self._lost, error)
 
     def _arrived(self, channels: int) -> None:
         for number, line in self._lines.items():
@@ -119,12 +130,11 @@ class PeerLines:
                 self._await_more(line)
 
     def _lost(self, error: ExchangeError) -> None:
-        """What arrived before the end counts. Who leaves owing nothing ends no rank: its last words do."""
-        for line in self._lines.values():
-            with contextlib.suppress(ExchangeClosed):
-                line.take_all(0)
-        if not isinstance(error, ExchangeClosed) or any(line.pending for line in self._lines.values()):
+        """What arrived before the end counts."""
+        if not isinstance(error, ExchangeClosed):
             raise error
+        for line in self._lines.values():
+            line.take_all(0)
         self._ended.set()
 
     def _await_more(self, line: _Line) -> None:

@@ -1,4 +1,5 @@
 /* Both ranks in one process, so that the sanitizers see every access: `driver SESSION EXCHANGES`.
+ * Built with ONE_RANK: one rank of two, `driver SESSION RANK`; its exit code is that of xc_open.
  *
  * Each rank has a loop thread, which publishes, polls a while and then arms, and a waiter thread, as in the
  * engine. Every value is checked. Then the faults that need a hand on the page. Exit code 0: all as it should be.
@@ -185,6 +186,13 @@ static void run_faults(const char* session) {
 
 int main(int argc, char** argv) {
     MUST(argc == 3);
+#ifdef ONE_RANK
+    xc_options o = {argv[1], atoi(argv[2]), 5000 * MS, 5000 * MS, {7, 1}};
+    xc_failure why;
+    xc_handle* h = xc_open(&o, &why);
+    if (h) xc_close(h);
+    return (int)why.code;
+#endif
     run_long(argv[1], atol(argv[2]));
     run_faults(argv[1]);
     return 0;
