@@ -6,11 +6,13 @@ coordinator; this module tells it what happens and does what it says.
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
+from tempfile import TemporaryDirectory
 from typing import Any, Protocol
 
 import anyio
@@ -27,11 +29,13 @@ from engine.actors.shutdown import Shutdown
 from engine.actors.wiring import wiring
 from engine.children import Child, how_it_ended, spawn
 from engine.config import Settings
-from engine.errors import ActorFailed, EngineError, Unexpected
+from engine.errors import ActorFailed, ConfigError, EngineError, Unexpected
+from engine.exchange.native import new_session, remove
 from engine.front import start_front
 from engine.http_server import HttpServer, bind
 from engine.messages import CloseServer, KillRanks, Message, RankDown, RankEnded, RankUp, Signalled, Snapshot
 from engine.metrics import Metrics
+from engine.peers import Mesh
 from engine.probes import Probes
 from engine.rank_process import GREET_S, Told, report
 from engine.threads import environment
@@ -74,6 +78,9 @@ class Launcher:
         self._server: Closing | None = None
         self._closed = anyio.Event()
         self._up: set[int] = set()
+        self._session = new_session() if settings.dp_exchange == "native" else ""
+        meets = settings.ep_size > 1 or settings.enable_dp_lm_head
+        self._meeting = TemporaryDirectory(prefix="engine-") if meets else None
 
     def join(self, process: Process, tasks: TaskGroup, engine: Engine, server: Closing) -> None:
         """Becomes an actor of this process; from now on there is something to close."""
@@ -104,12 +111,20 @@ class Launcher:
         """As `tell`."""
         self.tell(msg)
 
-    async def start_rank(self, rank: int) -> None:
-        """Starts a rank's process and its link."""
+    async def start_rank(self, rank: int, mesh: Mesh) -> None:
+        """Starts a rank's process and its link; `mesh` has the ends of the links between ranks."""
         settings = self._settings
         name = f"rank{rank}"
-        told = msgspec.json.encode(Told(rank, settings))
-        child = self.children[rank] = await spawn(name, self._command, told, environment(settings.threads))
+        peers = {} if self._session else mesh.ends_of(rank)
+        meeting = self._meeting.name if self._meeting else ""
+        told = Told(rank, settings, peers, self._session, meeting)
+        child = self.children[rank] = await spawn(
+            name,
+            self._command,
+            msgspec.json.encode(told),
+            {**environment(settings.threads, settings.dp_size), **device_of(settings, rank)},
+            tuple(peers.values()),
+        )
         link = self._process.link("api", name, child.stream)
         self._tasks.start_soon(self._watch, rank, child, link)
 
@@ -140,8 +155,9 @@ class Launcher:
     async def run(self) -> None:
         """Starts the ranks; returns when the server has closed."""
         self._tasks.start_soon(self.listen_to_signals)
-        for rank in range(self._settings.dp_size):
-            await self.start_rank(rank)
+        with Mesh(self._settings.dp_size) as mesh:
+            for rank in range(self._settings.dp_size):
+                await self.start_rank(rank, mesh)
         await self._closed.wait()
 
     async def serve(self, sock: socket.socket) -> None:
@@ -158,11 +174,28 @@ class Launcher:
             self._server.should_exit = True
 
     async def end_children(self) -> None:
-        """Whatever happened: no process is left."""
+        """Whatever happened: no process is left, and nothing that they shared."""
         with anyio.CancelScope(shield=True):
             for child in self.children.values():
                 child.kill()
                 await child.process.wait()
+        if self._session:
+            remove(self._session)
+        if self._meeting:
+            self._meeting.cleanup()
+
+
+def device_of(settings: Settings, rank: int) -> dict[str, str]:
+    """Environment that leaves a rank one device of those that this process may use, and names it device 0."""
+    if settings.device != "cuda" or settings.dp_size == 1:
+        return {}
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    devices = visible.split(",") if visible else [str(number) for number in range(settings.dp_size)]
+    if len(devices) < settings.dp_size:
+        raise ConfigError(
+            f"--dp-size is {settings.dp_size}, but CUDA_VISIBLE_DEVICES names {len(devices)} devices"
+        )
+    return {"CUDA_VISIBLE_DEVICES": devices[rank]}
 
 
 def serve(settings: Settings, command: Sequence[str] = RANK_COMMAND) -> int:

@@ -20,11 +20,19 @@ from engine.messages import StepDone
 class ModelParts:
     """Parts of `engine.rank_process` for a rank that runs a model."""
 
+    _rank = 0
+    _meeting = ""
+
+    def place(self, rank: int, meeting: str) -> None:
+        """As Parts.place."""
+        self._rank, self._meeting = rank, meeting
+
     def load(self, settings: Settings, say: Callable[[str], None]) -> StepRunner:
         """Weights, cache, warm-up. Imports torch, a second for which the link's greeting must not wait."""
         from engine.loading import load_rank
+        from engine.model.groups import ONE, Group, Groups
 
-        return load_rank(settings, say)
+        return load_rank(settings, say, Groups(dp=Group(self._rank, settings.dp_size, None, None), ep=ONE))
 
     def device(
         self, load: Callable[[], StepRunner], deliver: Callable[[StepDone], None], timers: Timers

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import anyio
@@ -43,6 +43,7 @@ class Process:
         self.report = report
         self.supervisor = Supervisor(self.asks, report, self.failed.append)
         self._cores: dict[str, Core] = {}
+        self._links: list[Link] = []
         self._tasks = tasks
         tasks.start_soon(self.timers.run)
 
@@ -103,7 +104,17 @@ class Process:
             self.refs[peer] = link.ref(kind)
         else:
             self.refs.update({actor: link.ref(actor) for actor in wiring.held_by(kind)})
+        self._links.append(link)
         return link
+
+    async def flush(self) -> None:
+        """Waits until all that was told to other processes is in its transport, or the link has ended."""
+        for link in self._links:
+            await link.flush()
+
+    def spawn(self, act: Callable[..., Coroutine[Any, Any, None]], *args: object) -> None:
+        """Runs a task of this process in the background."""
+        self._tasks.start_soon(act, *args)
 
     async def run_link(self, link: Link) -> None:
         """Moves the link's messages until the far end is gone; raises BadMessage for a broken stream."""

@@ -18,7 +18,17 @@ from engine.actors.results import Results
 from engine.actors.schedule import STOPPING, Decision, Want, decide
 from engine.errors import NotServing
 from engine.memory.pages import PagePool
-from engine.messages import Abort, Peer, RequestFailed, Snapshot, StepDone, Submit, SubmitBatch, Tick
+from engine.messages import (
+    Abort,
+    Peer,
+    PeerDown,
+    RequestFailed,
+    Snapshot,
+    StepDone,
+    Submit,
+    SubmitBatch,
+    Tick,
+)
 
 
 class Rank(Core):
@@ -207,6 +217,10 @@ class Rank(Core):
         self._close_round()
         self.emit(Stop("stopped"))
 
+    def end_alone(self, msg: PeerDown) -> None:
+        """Nothing is left here that needs the others; how the peer ended is for the launcher to say."""
+        self.emit(Stop("stopped"))
+
     def report_stall(self, msg: object) -> None:
         """The process ends with an error."""
         missing = [rank for rank, want in enumerate(self.heard) if want is None]
@@ -216,6 +230,10 @@ class Rank(Core):
                 f"stalled: steps {epochs} on the device, ranks {missing} not heard in round {self.next_epoch}"
             )
         )
+
+    def report_loss(self, msg: PeerDown) -> None:
+        """The process ends with the error that the message names."""
+        self.emit(Stop(f"{msg.kind}: {msg.reason}"))
 
     # -- invariants ----------------------------------------------------------------------------
 

@@ -58,7 +58,7 @@ class TrivialParts(ModelParts):
     def core(self, settings: Settings, rank: int, runner: object) -> Core:
         return Rank(
             RankSetup(
-                rank=rank, ranks=1, slots=8, queued=16, chunk_tokens=256, context_tokens=8192,
+                rank=rank, ranks=settings.dp_size, slots=8, queued=16, chunk_tokens=256, context_tokens=8192,
                 window_tokens=128, full_pages=300, window_pages=40, eos_ids=(1,), watchdog_ms=1000,
             )
         )  # fmt: skip
