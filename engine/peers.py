@@ -83,7 +83,7 @@ def join_by_exchange(rank: int, ranks: int, opened: Callable[[], Exchange]) -> C
         line = ExchangeRef(process.mailbox(f"rank{rank}"))
         for peer in range(ranks):
             if peer != rank:
-                process.refs[f"rank{peer}"] = line
+                process.reach(f"rank{peer}", line)
         process.spawn(line.run, opened, process.timers)
 
     return join
