@@ -86,6 +86,11 @@ class Rank(Core):
         assert self.plan is not None
         return self.nobody_runs(msg) and self.plan.want.mode != STOPPING
 
+    def offers_nothing(self, msg: PeerDown) -> bool:
+        """No row rides in what this rank offered."""
+        assert self.plan is not None
+        return self.plan.want.tokens == 0
+
     def everyone_stops(self, msg: None) -> bool:
         """Every rank wants to stop."""
         return all(want.mode == STOPPING for want in self._wants())
