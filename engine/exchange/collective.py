@@ -15,7 +15,6 @@ import contextlib
 import threading
 import time
 from collections import deque
-from datetime import timedelta
 from typing import Any
 
 import torch
@@ -31,7 +30,7 @@ Group = Any
 SLICE_S = 0.01
 """Deadlines of ranks that are silent are looked at so often."""
 
-LEAVE_S = 2.0
+LEAVE_S = 0.5
 """How long the last words of a rank may take to get out."""
 
 VALUES, LEFT, FAILED = range(3)
@@ -165,10 +164,7 @@ class CollectiveExchange:
             self.changed.notify_all()
         if self.failure is None:
             self.send([LEFT, 0, 0, self.rank])
-        until = timedelta(seconds=LEAVE_S)
-        with contextlib.suppress(RuntimeError):
-            for work in self._sent[-1][1] if self._sent else ():
-                work.wait(until)
+        self._flush()
 
     def _ready(self) -> bool:
         return self._closed or self.failure is not None or any(c.armed and c.arrived for c in self._channels)
@@ -228,6 +224,19 @@ class CollectiveExchange:
         if len(self._sent) > 2:
             self._sent.popleft()
 
+    def _flush(self) -> None:
+        """Waits until the last message is out, not for peers that take nothing.
+
+        A group's own time-out would close its connections, and those peers would find this rank dead.
+        """
+        last = self._sent[-1][1] if self._sent else []
+        waits = [threading.Thread(target=_wait, args=(work,), daemon=True) for work in last]
+        until_s = time.monotonic() + LEAVE_S
+        for thread in waits:
+            thread.start()
+        for thread in waits:
+            thread.join(max(0.0, until_s - time.monotonic()))
+
     def _receive(self, peer: int) -> None:
         row = torch.zeros(HEAD + max(WORDS), dtype=torch.int64)
         kind = VALUES
@@ -249,3 +258,8 @@ class CollectiveExchange:
                     text = f"rank {self.rank}: {fault.__name__}, told by rank {src}"
                     self.failure = fault(text, src, epoch)
                 self.changed.notify_all()
+
+
+def _wait(work: Any) -> None:
+    with contextlib.suppress(RuntimeError):
+        work.wait()

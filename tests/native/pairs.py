@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import select
@@ -11,9 +12,38 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from hypothesis import strategies as st
+
 SHARED_MEMORY = Path("/dev/shm")
 RANK = Path(__file__).with_name("rank.py")
 ANSWER_S = 60.0
+INT64 = st.integers(-(2**63), 2**63 - 1)
+
+
+@st.composite
+def steps(draw: st.DrawFn, ranks: int = 2) -> list[list[dict[str, Any]]]:
+    """Steps by rank: verification tiers in some epochs; ranks that pause, sleep, or wait to be asked."""
+    channels = [0]
+    for _ in range(draw(st.integers(0, 9))):
+        channels += [1, 0] if draw(st.booleans()) else [0]
+    both: list[list[dict[str, Any]]] = [[] for _ in range(ranks)]
+    for channel, epoch in zip(channels, itertools.accumulate(c == 0 for c in channels), strict=True):
+        asked = draw(st.sampled_from([None, None, *range(ranks)]))
+        for rank in range(ranks):
+            how = "asked" if rank == asked else draw(st.sampled_from(["spin", "sleep"]))
+            words = draw(st.lists(INT64, min_size=1, max_size=1)) * (1 if channel else 7)
+            pause_us = draw(st.sampled_from([0, 0, 100, 2000]))
+            both[rank].append(
+                {
+                    "channel": channel,
+                    "epoch": epoch - 1,
+                    "values": words,
+                    "how": how,
+                    "pause_us": pause_us,
+                    "fault": None,
+                }
+            )
+    return both
 
 
 class Process:

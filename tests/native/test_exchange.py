@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import subprocess
 import sys
@@ -16,7 +15,7 @@ from hypothesis import strategies as st
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from pairs import SHARED_MEMORY, Pool, Process, objects
+from pairs import SHARED_MEMORY, Pool, Process, objects, steps
 
 from engine.exchange.native import new_session, remove, remove_stale
 
@@ -25,7 +24,6 @@ TIMEOUT_S = 0.3
 SLACK_S = 2.0
 """What a busy machine may add to a time-out before a test calls it late."""
 
-INT64 = st.integers(-(2**63), 2**63 - 1)
 FAULTS = {
     "kill": ("PeerDead", None),
     "kill after": ("PeerDead", None),
@@ -48,32 +46,6 @@ def pool() -> Iterator[Pool]:
 def plan(rank: int, session: str, steps: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
     common = {"way": "native", "rank": rank, "session": session, "timeout_s": TIMEOUT_S, "attach_s": 5.0}
     return {**common, "steps": steps, **more}
-
-
-@st.composite
-def steps(draw: st.DrawFn) -> list[list[dict[str, Any]]]:
-    """Steps of two ranks: verification tiers in some epochs, ranks that pause, sleep, or wait to be asked."""
-    channels = [0]
-    for _ in range(draw(st.integers(0, 9))):
-        channels += [1, 0] if draw(st.booleans()) else [0]
-    both: list[list[dict[str, Any]]] = [[], []]
-    for channel, epoch in zip(channels, itertools.accumulate(c == 0 for c in channels), strict=True):
-        asked = draw(st.sampled_from([None, None, 0, 1]))
-        for rank in (0, 1):
-            how = "asked" if rank == asked else draw(st.sampled_from(["spin", "sleep"]))
-            words = draw(st.lists(INT64, min_size=1, max_size=1)) * (1 if channel else 7)
-            pause_us = draw(st.sampled_from([0, 0, 100, 2000]))
-            both[rank].append(
-                {
-                    "channel": channel,
-                    "epoch": epoch - 1,
-                    "values": words,
-                    "how": how,
-                    "pause_us": pause_us,
-                    "fault": None,
-                }
-            )
-    return both
 
 
 def run_both(pool: Pool, session: str, both: list[list[dict[str, Any]]], stopped: int | None = None) -> list:
