@@ -27,6 +27,7 @@ from engine.actors.links import Link
 from engine.actors.process import Process, log_to_stderr, report_to_stderr
 from engine.actors.shutdown import Shutdown
 from engine.actors.wiring import wiring
+from engine.board import LoadBoard, create
 from engine.children import Child, how_it_ended, spawn
 from engine.config import Settings
 from engine.errors import ActorFailed, ConfigError, EngineError, Unexpected
@@ -80,6 +81,7 @@ class Launcher:
         self._up: set[int] = set()
         self._session = new_session() if settings.dp_exchange == "native" else ""
         meets = settings.ep_size > 1 or settings.enable_dp_lm_head
+        self.board = create(settings.dp_size) if settings.dp_size > 1 else -1
         self._meeting = TemporaryDirectory(prefix="engine-") if meets else None
 
     def join(self, process: Process, tasks: TaskGroup, engine: Engine, server: Closing) -> None:
@@ -117,13 +119,13 @@ class Launcher:
         name = f"rank{rank}"
         peers = {} if self._session else mesh.ends_of(rank)
         meeting = self._meeting.name if self._meeting else ""
-        told = Told(rank, settings, peers, self._session, meeting)
+        told = Told(rank, settings, peers, self._session, meeting, self.board)
         child = self.children[rank] = await spawn(
             name,
             self._command,
             msgspec.json.encode(told),
             {**environment(settings.threads, settings.dp_size), **device_of(settings, rank)},
-            tuple(peers.values()),
+            (*peers.values(), *([self.board] if self.board >= 0 else [])),
         )
         link = self._process.link("api", name, child.stream)
         self._tasks.start_soon(self._watch, rank, child, link)
@@ -221,7 +223,8 @@ async def _main(settings: Settings, sock: socket.socket, command: Sequence[str])
         try:
             async with anyio.create_task_group() as tasks:
                 process = Process("api", wiring(), tasks, report_to_stderr)
-                engine, app = start_api(process, settings, load_served(settings, int(time.time())))
+                served = load_served(settings, int(time.time()))
+                engine, app = start_api(process, settings, served, board=launcher.board)
                 launcher.join(process, tasks, engine, HttpServer(app, "warning"))
                 http.start_soon(launcher.serve, sock)
                 await launcher.run()
@@ -239,23 +242,27 @@ def start_api(
     settings: Settings,
     served: Served,
     wall_s: Callable[[], float] = time.time,
+    board: int = -1,
     **given: Any,
 ) -> tuple[Engine, App]:
     """Starts the actors of the api process; returns the front's handle and the HTTP application over it.
 
+    board  descriptor of the file of loads, -1 where ranks publish none
     given  further arguments of `create_app`
     """
     ranks, drain_ms, stop_ms = settings.dp_size, settings.drain_s * 1000, STOP_S * 1000
     process.start("health", lambda: Health(ranks, settings.snapshot_s))
     process.start("shutdown", lambda: Shutdown(ranks, drain_ms, stop_ms))
     context = served.bounds.context_length
-    metrics = Metrics(settings.metrics_prefix, served.name, ranks, context, ENDPOINTS)
+    method = settings.load_balance_method
+    metrics = Metrics(settings.metrics_prefix, served.name, ranks, context, ENDPOINTS, method)
     health = process.mailbox("health")
 
     def on_snapshot(msg: Snapshot) -> None:
         metrics.snapshot(msg)
         health.tell(msg)
 
-    engine = start_front(process, settings, served, on_snapshot)
+    loads = LoadBoard(board, ranks).read_all if board >= 0 else tuple
+    engine = start_front(process, settings, served, on_snapshot, loads)
     probes = Probes(process.asks, health, wall_s)
     return engine, create_app(engine, served, metrics, probes, settings, wall_s=wall_s, **given)

@@ -352,11 +352,15 @@ class Deltas(Message, frozen=True):
 
 
 class Entry(Message, frozen=True):
-    """One completion that an HTTP request wants; fields as in Submit and Watch."""
+    """One completion that an HTTP request wants; fields as in Submit and Watch.
+
+    route  the rank that the client demands for it alone; -1 none
+    """
 
     sink: int
     prompt: bytes
     sampling: Sampling
+    route: int = -1
     rid: str = ""
     child: int = 0
     stop: tuple[str, ...] = ()
@@ -368,23 +372,48 @@ class Entry(Message, frozen=True):
     timing: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0)
 
 
-class Enqueue(Message, frozen=True):
-    """HTTP side -> ingress: entries that reach one rank whole or are refused whole (I3).
+class RankLoad(Message, frozen=True):
+    """What a rank published last of its load.
 
-    route  the rank that the client demands; -1 none
+    number    of the publication, ascending
+    tokens    computed ones in its cache, and those that wait to be
+    received  prompt tokens that it was ever sent
+    """
+
+    rank: int
+    number: int
+    tokens: int
+    received: int
+
+
+class Enqueue(Message, frozen=True):
+    """HTTP side -> ingress: entries that are accepted whole or refused whole.
+
+    Those with a `route` reach that one rank, in one message (I3). Others are spread, and the completions of a
+    prompt (child 0 and those behind it) stay together.
+
+    route  the rank that the client demands for all; -1 none
     slot   opaque reply slot: answered with Accepted, or with an EngineError
+    now_s  the loop's clock
+    loads  of the ranks, as far as they publish them
     """
 
     entries: tuple[Entry, ...]
     route: int = -1
     slot: Any = None
+    now_s: float = 0.0
+    loads: tuple[RankLoad, ...] = ()
 
 
 class Accepted(Message, frozen=True):
-    """Ingress -> HTTP side, the answer to Enqueue: ids in the order of the entries, and their rank."""
+    """Ingress -> HTTP side, the answer to Enqueue: ids in the order of the entries, and their ranks.
+
+    refresh  what became of `loads`: refreshed, throttled, stale; empty without
+    """
 
     ids: tuple[int, ...]
-    rank: int
+    ranks: tuple[int, ...]
+    refresh: str = ""
 
 
 class Ended(Message, frozen=True):

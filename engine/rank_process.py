@@ -26,6 +26,7 @@ from engine.actors.process import Process, log_to_stderr, report_to_stderr
 from engine.actors.timers import Timers
 from engine.actors.wire import ByteStream
 from engine.actors.wiring import Wiring, wiring
+from engine.board import board_of
 from engine.children import die_with_parent, leave_signals_to_parent
 from engine.config import Settings
 from engine.errors import ActorFailed, DeviceFailed, EngineError
@@ -170,6 +171,7 @@ async def run_rank(told: Told, process: Process, link: Link, parts: Parts) -> No
     settings = told.settings
     mailbox = process.mailbox(name)
     parts.place(told.rank, told.meeting)
+    process.refs["board"] = board_of(told.board, settings.dp_size)
     async with anyio.create_task_group() as tasks:
         device = parts.device(lambda: parts.load(settings, sayer(name)), mailbox.tell_first, process.timers)
         tasks.start_soon(device.run, JOIN_S)

@@ -22,6 +22,7 @@ from engine.messages import (
     Abort,
     Peer,
     PeerDown,
+    RankLoad,
     RequestFailed,
     Snapshot,
     StepDone,
@@ -99,10 +100,12 @@ class Rank(Core):
 
     def accept(self, msg: Submit) -> None:
         """One request waits from now on, or is refused."""
+        self._ledger.note_received((msg,))
         self.intake.enqueue((msg,))
 
     def accept_all(self, msg: SubmitBatch) -> None:
         """Requests wait from now on, before the next batch is formed (I3)."""
+        self._ledger.note_received(msg.items)
         self.intake.enqueue(msg.items)
 
     def refuse(self, msg: Submit) -> None:
@@ -192,6 +195,13 @@ class Rank(Core):
         out = self._results.commit(batch, msg)
         if out is not None:
             self.emit(Send("detok", out))
+        self._publish_load()
+
+    def _publish_load(self) -> None:
+        """Of several ranks, for whoever spreads requests over them."""
+        if self.setup.ranks > 1:
+            tokens, received = self._ledger.load(self.requests)
+            self.emit(Send("board", RankLoad(self.setup.rank, 0, tokens, received)))
 
     # -- time and the end ----------------------------------------------------------------------
 
@@ -200,6 +210,7 @@ class Rank(Core):
         self.intake.check_deadlines(msg.now_s)
         self._ledger.note_tick(msg.now_s)
         self.emit(Send("api", self._snapshot(msg.wall_s)))
+        self._publish_load()
 
     def _snapshot(self, wall_s: float) -> Snapshot:
         held = self.requests.held

@@ -211,7 +211,7 @@ def rids_are_unique(world: Any) -> bool:
     groups: dict[str, set[int]] = {}
     for live in world.cores["ingress"].live.values():
         if live.rid:
-            groups.setdefault(live.rid, set()).add(live.group)
+            groups.setdefault(live.rid, set()).add(live.call)
     return all(len(group) == 1 for group in groups.values())
 
 
