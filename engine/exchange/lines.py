@@ -18,49 +18,65 @@ from engine.exchange import Exchange, Heard
 INLINE_NS = 50_000
 """How long the loop itself looks for an answer; a thread's answer comes later than that anyway."""
 
-LISTEN_AFTER_S = 0.0005
+LISTEN_AFTER_S = 0.001
 """A rank that published nothing for so long is woken by what a peer begins.
 
-Sooner would cost a pair that keeps pace a system call a round, and a peer's step takes longer in any case.
+Sooner would cost a pair that keeps pace a system call a round, and a peer's step takes longer in any case. It
+is also the least that uvloop's timers know.
 """
 
 
 class _Line:
-    """A channel with what the loop knows of it. `offers`: how many; `heard`: last epoch by peer."""
+    """A channel with what the loop knows of it.
+
+    owed   answers to the last offer that aren't here
+    early  arrivals that the next offer will answer
+    """
 
     def __init__(self, exchange: Exchange, number: int, deliver: Callable[[Heard], None]) -> None:
-        self.number = number
-        self.channel = exchange.channel(number)
+        channel = exchange.channel(number)
+        self.publish, self.poll, self.arm = channel.publish, channel.poll, channel.arm
         self.deliver = deliver
+        self.peers = len(exchange.peers)
         self.offered = -1
-        self.heard = dict.fromkeys(exchange.peers, -1)
-        self.offers = 0
+        self.owed = 0
+        self.early = 0
         self.timed = False
 
-    def take_all(self, spin_ns: int) -> None:
-        """Delivers what has arrived; waits for the first at most `spin_ns`.
+    def offer(self, epoch: int, values: tuple[int, ...]) -> None:
+        """Publishes, and delivers the first answer if it comes at once. raises ExchangeError."""
+        self.publish(epoch, values)
+        self.offered = epoch
+        self.owed = self.peers - self.early
+        self.early = 0
+        heard = self.poll(INLINE_NS)
+        if heard is not None:
+            self.take(heard)
+
+    def take(self, heard: Heard) -> None:
+        """Delivers an arrival."""
+        if heard[0] > self.offered:
+            self.early += 1
+        else:
+            self.owed -= 1
+        self.deliver(heard)
+
+    def take_all(self) -> None:
+        """Delivers what has arrived.
 
         raises  ExchangeError; a peer that left owing nothing is none: its last words end this rank, too
         """
         try:
-            heard = self.channel.poll(spin_ns)
-            while heard is not None:
-                self.heard[heard[1]] = heard[0]
-                self.deliver(heard)
-                heard = self.channel.poll(0)
+            while (heard := self.poll(0)) is not None:
+                self.take(heard)
         except ExchangeClosed:
-            if self.pending:
+            if self.owed:
                 raise
 
     def listen(self) -> None:
         """Delivers what has arrived; the next arrival wakes the waiter. raises ExchangeError."""
-        while self.channel.arm():
-            self.take_all(0)
-
-    @property
-    def pending(self) -> bool:
-        """Whether a peer owes an answer."""
-        return any(epoch < self.offered for epoch in self.heard.values())
+        while self.arm():
+            self.take_all()
 
 
 class PeerLines:
@@ -86,10 +102,7 @@ class PeerLines:
         raises  ExchangeError
         """
         line = self._lines[number]
-        line.channel.publish(epoch, values)
-        line.offered = epoch
-        line.offers += 1
-        line.take_all(INLINE_NS)
+        line.offer(epoch, values)
         self._await_more(line)
 
     async def run(self) -> None:
@@ -126,7 +139,7 @@ class PeerLines:
     def _arrived(self, channels: int) -> None:
         for number, line in self._lines.items():
             if channels >> number & 1:
-                line.take_all(0)
+                line.take_all()
                 self._await_more(line)
 
     def _lost(self, error: ExchangeError) -> None:
@@ -134,21 +147,21 @@ class PeerLines:
         if not isinstance(error, ExchangeClosed):
             raise error
         for line in self._lines.values():
-            line.take_all(0)
+            line.take_all()
         self._ended.set()
 
     def _await_more(self, line: _Line) -> None:
         """Listens at once where a peer owes an answer, else when the ranks come to rest."""
-        if line.pending:
+        if line.owed:
             line.listen()
         elif not line.timed:
             line.timed = True
-            seen = line.offers
+            seen = line.offered
             self._timers.after(LISTEN_AFTER_S, lambda: self._guarded(self._rested, line, seen))
 
     def _rested(self, line: _Line, seen: int) -> None:
         line.timed = False
-        if line.offers == seen:
+        if line.offered == seen:
             line.listen()
         else:
             self._await_more(line)
