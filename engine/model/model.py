@@ -106,10 +106,10 @@ class DeepseekV4:
         self.rounding = Rounding(config, kv_rounding, self.device)
         taker = Taker(weights, self.device, dtype)
         share = share_of(config, groups, split_head=split_head)
-        spread, split = groups.ep.size > 1, split_head and groups.dp.size > 1
+        spread, self.splits_head = groups.ep.size > 1, split_head and groups.dp.size > 1
         routed: Experts = SpreadExperts(groups.ep, share.experts.start) if spread else LocalExperts()
-        self._projection: Head = SplitHead(groups.dp) if split else LocalHead()
-        self.groups, self.needs_every_rank = groups, spread or split
+        self._projection: Head = SplitHead(groups.dp) if self.splits_head else LocalHead()
+        self.groups, self.needs_every_rank = groups, spread or self.splits_head
         self.embed = taker.take("embed.weight", (config.vocab_size, config.hidden_size))
         self.head = head_weights(config, taker, share)
         self.layers = [

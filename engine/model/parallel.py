@@ -141,4 +141,4 @@ class SplitHead:
             out[:count] = ops.head_rows(streams, head, config.hc_eps, config.rms_norm_eps)
         part = ops.linear(self.group.there.gather(out).flatten(0, 1), head.head)
         mine = self.group.there.swap(part.view(self.group.size, rows, -1))
-        return mine[:, :count].transpose(0, 1).reshape(count, -1)
+        return mine[:, :count].transpose(0, 1).reshape(count, config.vocab_size)

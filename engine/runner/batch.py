@@ -132,7 +132,7 @@ def build_batch(
     return ForwardBatch(
         rank=rank,
         loads=tuple(own if peer == rank else agreed.load(peer) for peer in range(len(agreed.tokens))),
-        agreed_rows=step.bucket or most,
+        agreed_rows=agreed.run(most),
         agreed_logits=most if every_logit else agreed.most_logits,
         mode=step.mode,
         slots=slots,

@@ -99,7 +99,7 @@ def test_a_batch_carries_every_rank_and_its_raw_live_and_padded_tokens():
     batch = built(agreed)
     assert batch.loads == (RankLoad(-1, 7, 7, 8, 3), RankLoad(2, 5, 5, 8, 1), RankLoad(0, 0, 0, 4, 0))
     assert batch.load == batch.loads[1]
-    assert (batch.agreed_rows, batch.agreed_logits) == (7, 3)
+    assert (batch.agreed_rows, batch.agreed_logits) == (8, 3)
     assert batch.logit_rows.tolist() == [2]
     graph = built(msgspec.structs.replace(agreed, bucket=16))
     assert [load.padded_tokens for load in graph.loads] == [16, 16, 16]
