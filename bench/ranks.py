@@ -1,9 +1,9 @@
-"""`python -m engine bench ranks`: two ranks with shared experts against one rank with all of them, logit by logit.
+"""`python -m engine bench ranks`: two ranks that share the experts against one with all, logit by logit.
 
-Two processes, each with its half of the routed experts of a model with dummy weights: heads, widths and experts
-of the real model at a reduced depth on two NVIDIA devices (NCCL); the shipped geometry on the CPU (gloo). The
-first one then runs all traffic alone on its device. Prompts in chunks of unequal size, decode steps, and steps
-in which a rank has no work. No graphs.
+Two processes, each with its half of the routed experts of a model with dummy weights: heads and widths of the
+real model at a reduced depth on two NVIDIA devices (NCCL), something like the shipped one on the CPU (gloo).
+The first process then runs all traffic alone on its device. Prompts in chunks of unequal size, decode steps,
+and steps in which a rank has no work. No graphs.
 """
 
 from __future__ import annotations
@@ -57,7 +57,9 @@ def traffic(quick: bool) -> list[tuple[Part, Part]]:
     return steps
 
 
-def together(job: Job, groups: Groups, steps: Sequence[tuple[Part, Part]]) -> tuple[list[torch.Tensor], float]:
+def together(
+    job: Job, groups: Groups, steps: Sequence[tuple[Part, Part]]
+) -> tuple[list[torch.Tensor], float]:
     """This rank's logits of every step, on the host, and the median seconds of a decode step."""
     rank, runner = groups.dp.rank, Runner(job, groups, SLOTS)
     kept, seconds = [], []
@@ -66,7 +68,7 @@ def together(job: Job, groups: Groups, steps: Sequence[tuple[Part, Part]]) -> tu
         ranks = tuple((len(part), count, count) for part, count in zip(parts, counts, strict=True))
         tokens = tokens_of(parts[rank], rank * SLOTS, runner.lengths, runner.config)
         begin = time.perf_counter()
-        kept.append(runner.step(parts[rank], tokens, ranks).cpu())
+        kept.append(runner.step(parts[rank], tokens, ranks))
         if max(counts) <= SLOTS:
             seconds.append(time.perf_counter() - begin)
     return kept, float(np.median(seconds))
@@ -80,14 +82,14 @@ def alone(job: Job, steps: Sequence[tuple[Part, Part]]) -> tuple[list[torch.Tens
         both = [(rank * SLOTS + slot, count) for rank, part in enumerate(parts) for slot, count in part]
         tokens = tokens_of(both, 0, runner.lengths, runner.config)
         begin = time.perf_counter()
-        kept.append(runner.step(both, tokens, ()).cpu())
+        kept.append(runner.step(both, tokens, ()))
         if len(tokens) <= RANKS * SLOTS:
             seconds.append(time.perf_counter() - begin)
     return kept, float(np.median(seconds))
 
 
 def live(rank: int, jobs: Sequence[Job], quick: bool, meet_at: str, pipe: Connection) -> None:
-    """A rank's process: every job with the other one, then (the first rank) alone; tells logits as arrays."""
+    """A rank's process: every job with the other one, the first rank then alone; tells the logits."""
     torch.set_num_threads(1)
     torch.backends.cuda.matmul.allow_tf32 = False
     cuda = jobs[0].device == "cuda"
@@ -137,7 +139,7 @@ def compare(two: Sequence[list[Any]], one: list[Any], job: Job) -> dict[str, Any
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
-    """Largest differences of logits by type and split; on two devices where there are two, else on the CPU."""
+    """Largest differences of logits by type and split; on two devices, or else on the CPU."""
     cuda = torch.cuda.is_available() and torch.cuda.device_count() >= RANKS
     device, dtypes = ("cuda", ("float32", "bfloat16")) if cuda else ("cpu", ("float32",))
     jobs = [Job(device, dtype, split) for dtype in dtypes for split in (False, True)]
@@ -169,7 +171,9 @@ def start(rank: int, jobs: Sequence[Job], quick: bool, folder: Path) -> tuple[Co
     """A rank's process and the pipe to it."""
     context = multiprocessing.get_context("spawn")
     near, far = context.Pipe()
-    process = context.Process(target=live, args=(rank, jobs, quick, f"file://{folder}/meet", far), daemon=True)
+    process = context.Process(
+        target=live, args=(rank, jobs, quick, f"file://{folder}/meet", far), daemon=True
+    )
     process.start()
     far.close()
     return near, process

@@ -21,6 +21,8 @@ from engine.runner.plan import plan_step
 
 PAGES = 3
 """Pages of a request."""
+KEPT = 16
+"""Rows of a request in one step whose logits are compared, the last ones: all of a decode step."""
 
 SMALL: dict[str, Any] = {
     "model_type": "deepseek_v4", "vocab_size": 8192, "hidden_size": 256, "moe_intermediate_size": 256,
@@ -58,7 +60,7 @@ class Job:
 
 
 class Runner:
-    """One rank's part of a model and its caches; gives every row's logits.
+    """One rank's part of a model and its caches; computes every row's logits, gives the last of each request.
 
     slots  requests that it can have
     """
@@ -69,8 +71,9 @@ class Runner:
         self.config, dtype = job.config, getattr(torch, job.dtype)
         split = job.split_head and groups.dp.size > 1
         share = share_of(self.config, groups, split_head=split)
+        weights = dummy_weights(self.config, dtype, device, rule=share.rule)
         self.model = DeepseekV4(
-            self.config, dummy_weights(self.config, dtype, device, rule=share.rule), device=device, dtype=dtype,
+            self.config, weights, device=device, dtype=dtype,
             deterministic=False, kv_rounding="none", groups=groups, split_head=split,
         )  # fmt: skip
         pages = slots * PAGES + 1
@@ -84,8 +87,10 @@ class Runner:
         self.lengths = [0] * (slots + 1)
         self.epoch = 0
 
-    def step(self, part: Part, tokens: Sequence[int], ranks: tuple[tuple[int, int, int], ...]) -> torch.Tensor:
-        """One step; logits [tokens, V] float32 on the device. ranks: as in RunStep."""
+    def step(
+        self, part: Part, tokens: Sequence[int], ranks: tuple[tuple[int, int, int], ...]
+    ) -> torch.Tensor:
+        """One step; logits [rows, V] float32 on the host, in the part's order. ranks: as in RunStep."""
         self.epoch += 1
         job = RunStep(
             epoch=self.epoch,
@@ -103,7 +108,9 @@ class Runner:
         commit_step(self.model, self.state, plan, out.pending)
         for slot, count in part:
             self.lengths[slot] += count
-        return out.logits
+        pieces = torch.split(out.logits, [count for _, count in part])
+        kept = [piece[-KEPT:].cpu() for piece in pieces]
+        return torch.cat(kept) if kept else out.logits.cpu()
 
 
 def tokens_of(part: Part, first: int, lengths: Sequence[int], config: ModelConfig) -> list[int]:

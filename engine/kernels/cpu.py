@@ -224,9 +224,7 @@ class CpuOps(TorchOps):
         self.kernels.moe(*addresses, rows, choices, *panels, *sizes, limit)
         return out
 
-    def expert_rows(
-        self, x: Tensor, ids: Tensor, weights: Tensor, moe: MoeWeights, limit: float
-    ) -> Tensor:
+    def expert_rows(self, x: Tensor, ids: Tensor, weights: Tensor, moe: MoeWeights, limit: float) -> Tensor:
         rows, choices = ids.shape
         # Each choice as a row of its own with one choice.
         one_by_one = (ids.reshape(-1, 1), weights.reshape(-1, 1))

@@ -1,4 +1,4 @@
-"""Which ranks act together, and how they reach each other: what model code gets instead of a default group."""
+"""Which ranks act together, and how: what model code gets instead of a default group."""
 
 from __future__ import annotations
 

@@ -162,9 +162,7 @@ class TileOps(TorchOps):
         both = tiled(joined, x, token_ids)
         return both[:, :count].long(), both[:, count:].float()
 
-    def expert_rows(
-        self, x: Tensor, ids: Tensor, weights: Tensor, moe: MoeWeights, limit: float
-    ) -> Tensor:
+    def expert_rows(self, x: Tensor, ids: Tensor, weights: Tensor, moe: MoeWeights, limit: float) -> Tensor:
         """As TorchOps.expert_rows: every expert on every tile, unchosen ones with weight 0."""
         held = moe.w13.shape[0]
 

@@ -24,7 +24,7 @@ from engine.model.weights import LayerWeights, Taker, head_weights, layer_weight
 
 @dataclass(frozen=True)
 class Dispatched:
-    """Rows on their way to the experts: this rank's normalised x [T, H], what its experts got, the way back."""
+    """Rows on their way to the experts: own normalised x [T, H], what the experts here got, the way back."""
 
     x: Tensor
     sent: ExpertRows

@@ -196,9 +196,7 @@ class TorchOps:
         """Sum over each row's experts, x [T, H]; float32 [T, H]. An id outside 0..E - 1 adds nothing."""
         return self.sum_choices(self.expert_rows(x, ids, weights, moe, limit))
 
-    def expert_rows(
-        self, x: Tensor, ids: Tensor, weights: Tensor, moe: MoeWeights, limit: float
-    ) -> Tensor:
+    def expert_rows(self, x: Tensor, ids: Tensor, weights: Tensor, moe: MoeWeights, limit: float) -> Tensor:
         """What each chosen expert gives, weighted: x [T, H], ids and weights [T, k]; [T, k, H] in x's type.
 
         Rows of ids outside 0..E - 1 are zero. No host read, no loop over experts.

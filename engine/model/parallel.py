@@ -1,9 +1,9 @@
 """Rows on their way to the ranks that hold their experts, or their part of the vocabulary, and back.
 
-All sizes that travel follow from the step's agreed row count, never from a rank's own: a rank without requests
-sends padding and computes for the others. What comes back is one row for each choice of an expert, zero where
-another rank holds it, and its own rank adds them in the order of choices: the sums, and their rounding, are
-those of a single rank.
+All sizes that travel follow from the step's agreed row count, never from a rank's own: a rank without
+requests sends padding and computes for the others. What comes back is one row for each choice of an expert,
+zero where another rank holds it, and its own rank adds them in the order of choices: the sums, and their
+rounding, are those of a single rank.
 """
 
 from __future__ import annotations

@@ -44,9 +44,9 @@ def share_of(config: ModelConfig, groups: Groups, *, split_head: bool) -> Share:
     experts = _part(config.n_routed_experts, groups.ep.rank, groups.ep.size, "routed experts")
     if not split_head:
         return Share(experts, range(config.vocab_size))
-    return Share(experts, _part(config.vocab_size, groups.dp.rank, groups.dp.size, "tokens of the vocabulary"))
-
-
+    return Share(
+        experts, _part(config.vocab_size, groups.dp.rank, groups.dp.size, "tokens of the vocabulary")
+    )
 
 
 def _part(count: int, rank: int, ranks: int, what: str) -> range:

@@ -219,9 +219,7 @@ def _indexer(config: ModelConfig, taker: Taker, prefix: str) -> IndexerWeights:
     )
 
 
-def moe_weights(
-    config: ModelConfig, taker: Taker, prefix: str, share: Share, *, hashed: bool
-) -> MoeWeights:
+def moe_weights(config: ModelConfig, taker: Taker, prefix: str, share: Share, *, hashed: bool) -> MoeWeights:
     """Router and this rank's experts of one layer, experts stacked. raises CheckpointError."""
     hidden, inner, experts = config.hidden_size, config.moe_intermediate_size, config.n_routed_experts
     wide = inner * config.n_shared_experts

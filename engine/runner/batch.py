@@ -126,7 +126,9 @@ def build_batch(
     logit_rows = np.arange(live, dtype=np.int32) if every_logit else last_rows[samples != 0]
     agreed = _Agreed(step, live, logit_rows.size, row_tile, idle_runs)
     if agreed.tokens[rank] != live:
-        raise ShapeMismatch(f"step {step.epoch}: {live} tokens, but the ranks agreed on {agreed.tokens[rank]}")
+        raise ShapeMismatch(
+            f"step {step.epoch}: {live} tokens, but the ranks agreed on {agreed.tokens[rank]}"
+        )
     own = RankLoad(slots.size, live, live, agreed.run(live), logit_rows.size)
     most = max(agreed.tokens)
     return ForwardBatch(

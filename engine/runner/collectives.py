@@ -56,7 +56,7 @@ def open_groups(
         raise ConfigError(f"{ep_size} ranks for experts, but there must be 1 or all {dp_size} of them")
     if dp_size == 1:
         return ALONE
-    cuda = device.type == "cuda"
+    cuda, patience = device.type == "cuda", timedelta(seconds=timeout_s)
     if cuda:
         torch.cuda.set_device(device)
     try:
@@ -65,16 +65,18 @@ def open_groups(
             init_method=meet_at,
             rank=rank,
             world_size=dp_size,
-            timeout=timedelta(seconds=timeout_s),
+            timeout=patience,
             device_id=device if cuda else None,
         )
     except (RuntimeError, ValueError) as error:
         raise CollectiveFailed(f"rank {rank} of {dp_size} found no peers at {meet_at}: {error}") from error
 
     def group() -> Group:
-        cpu = TorchCollectives(dist.new_group(backend="gloo"), dp_size)
-        own = TorchCollectives(dist.new_group(backend="nccl"), dp_size) if cuda else cpu
-        return Group(rank, dp_size, cpu, own)
+        cpu, *own = [
+            TorchCollectives(dist.new_group(backend=backend, timeout=patience), dp_size)
+            for backend in (("gloo", "nccl") if cuda else ("gloo",))
+        ]
+        return Group(rank, dp_size, cpu, own[0] if own else cpu)
 
     dp = group()
     return Groups(dp, group() if ep_size > 1 else ONE)

@@ -31,9 +31,7 @@ FIELDS = {
 
 def single(row_tile):
     """What a plan asks a model of a single rank."""
-    return SimpleNamespace(
-        row_tile=row_tile, single_rows=row_tile > 1, groups=ALONE, needs_every_rank=False
-    )
+    return SimpleNamespace(row_tile=row_tile, single_rows=row_tile > 1, groups=ALONE, needs_every_rank=False)
 
 
 EAGER = single(row_tile=1)
