@@ -197,7 +197,9 @@ def all_ended(world: Any) -> bool:
 def no_rank_is_left_alone(world: Any) -> bool:
     """At the end of a run: where one rank has failed, all have ended."""
     states = [core.state for core in world.cores.values()]
-    return not any(state in FAILED for state in states) or all(state in (*FAILED, "stopped") for state in states)
+    return not any(state in FAILED for state in states) or all(
+        state in (*FAILED, "stopped") for state in states
+    )
 
 
 def everything_returned(world: Any) -> bool:
