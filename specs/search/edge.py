@@ -54,7 +54,7 @@ def enqueue(
     stop: str = "",
     routes: list[int] | None = None,
 ) -> Enqueue:
-    """An HTTP request of so many prompts. `slot` names its answer; `tokens` 0: endless; `routes`: each one's."""
+    """An HTTP request of so many prompts with their routes. `slot` names its answer; `tokens` 0: endless."""
     stops = (stop,) if stop else ()
     entries = tuple(
         Entry(sink, b"\0\0\0\0", Sampling(tokens), route=wanted, rid=rid, stop=stops)

@@ -61,8 +61,8 @@ def batch(request_ids: list[int], prompt: int = 1, most: int = 2) -> SubmitBatch
 class Devices(Environment):
     """One device a rank, whose steps end at any time with a token, EOS or a failure; and the client's side.
 
-    A rank that ends, however, is heard by the others behind all that it sent. A death is a rank's own end as if
-    by another's: from that message on it does nothing any more.
+    A rank that ends, however, is heard by the others behind all that it sent. One that dies gets the news of
+    another's death: from that message on it does nothing any more.
 
     deaths    how many ranks may die, at any moment
     outcomes  what a step may end with, for all its rows: token, eos, fail
