@@ -12,6 +12,7 @@ from setuptools import Extension, setup
 
 HEADERS = ["vec", "gemm", "norm", "lines", "attend", "compress", "moe"]
 SOURCES = ["module", "gemm", "norm", "attend", "select", "compress", "moe"]
+EXCHANGE = ["exchange", "exchange_page", "exchange_peer", "exchange_module"]
 LEVELS = {"x86_64": {"v4": ["-march=x86-64-v4"], "v3": ["-march=x86-64-v3"]}}
 FLAGS = ["-std=gnu11", "-O3", "-ffp-contract=fast", "-Wall", "-Wextra", "-Werror", "-Wno-psabi"]
 
@@ -33,7 +34,7 @@ def exchange() -> list[Extension]:
     return [
         Extension(
             "engine.native._exchange",
-            [f"engine/native/{name}.c" for name in ("exchange", "exchange_page", "exchange_module")],
+            [f"engine/native/{name}.c" for name in EXCHANGE],
             depends=["engine/native/exchange.h"],
             extra_compile_args=["-std=c11", "-O3", "-Wall", "-Wextra", "-Wshadow", "-Werror"],
         )

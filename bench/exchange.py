@@ -44,16 +44,13 @@ def run(args: argparse.Namespace) -> dict[str, float]:
     session, cores = new_session(), two_cores()
     rounds = ROUNDS // QUICK if args.quick else ROUNDS
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", __name__, session, f"{folder}/store", str(rounds)]
-        ranks = [
-            subprocess.Popen([*command, str(rank), str(core)], stdout=subprocess.PIPE, text=True)
-            for rank, core in enumerate(cores)
-        ]
-        told = [rank.communicate()[0] for rank in ranks]
-    remove(session)
-    if any(rank.returncode for rank in ranks):
-        raise RuntimeError(f"the ranks ended with {[rank.returncode for rank in ranks]}")
-    return figures([json.loads(text) for text in told])
+        command = [sys.executable, "-m", __name__, session, folder, str(rounds)]
+        ranks = [subprocess.Popen([*command, str(rank), str(core)]) for rank, core in enumerate(cores)]
+        codes = [rank.wait() for rank in ranks]
+        remove(session)
+        if any(codes):
+            raise RuntimeError(f"the ranks ended with {codes}")
+        return figures([json.loads(Path(folder, str(rank)).read_text()) for rank in range(2)])
 
 
 def figures(told: list[dict[str, Any]]) -> dict[str, float]:
@@ -210,14 +207,14 @@ def timed(act: Callable[[], object], count: int) -> list[int]:
     return taken
 
 
-def main(session: str, store: str, rounds: str, rank: str, core: str) -> None:
-    """One rank: prints its measurements as one line of JSON."""
+def main(session: str, folder: str, rounds: str, rank: str, core: str) -> None:
+    """One rank: writes its measurements into a file that has its number for a name."""
     import torch
     import torch.distributed as dist
 
     dist.init_process_group(
         "gloo",
-        store=dist.FileStore(store, 2),
+        store=dist.FileStore(f"{folder}/store", 2),
         rank=int(rank),
         world_size=2,
         timeout=timedelta(seconds=TIMEOUT_S),
@@ -230,7 +227,7 @@ def main(session: str, store: str, rounds: str, rank: str, core: str) -> None:
         dist.all_gather(every, own)
 
     told = anyio.run(measure, exchange, gloo, int(core), int(rounds), backend_options={"use_uvloop": True})
-    print(json.dumps(told), flush=True)
+    Path(folder, rank).write_text(json.dumps(told))
     dist.destroy_process_group()
 
 

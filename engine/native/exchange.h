@@ -157,6 +157,10 @@ void xc_why(const xc_handle* h, int result, xc_failure* why);
 
 int64_t xc_now_ns(void);
 uint64_t xc_start_ticks(int pid);
+/* Whether there is a process of that number and that start. */
+xc_code xc_alive_as(int pid, uint64_t start);
+/* Notes who the peer is by its record, and checks it. */
+xc_code xc_know_peer(xc_handle* h);
 /* Whether the peer still is the process that attached; XC_OK, XC_PEER_DEAD or XC_PEER_REPLACED. */
 xc_code xc_probe(const xc_handle* h);
 /* Sets the shared error unless there is one, poisons and wakes both ranks; returns -code of the first one. */

@@ -118,7 +118,8 @@ static void channel_free(channel* self) {
 
 static PyMethodDef channel_methods[] = {
     {"publish", (PyCFunction)(void (*)(void))channel_publish, METH_FASTCALL, "(epoch, values)"},
-    {"poll", (PyCFunction)(void (*)(void))channel_poll, METH_FASTCALL, "(spin_ns=0) -> (epoch, src, values) | None"},
+    {"poll", (PyCFunction)(void (*)(void))channel_poll, METH_FASTCALL,
+     "(spin_ns=0) -> (epoch, src, values) | None"},
     {"arm", (PyCFunction)channel_arm, METH_NOARGS, "-> True where something has arrived already"},
     {"timings", (PyCFunction)channel_timings, METH_NOARGS, "-> exchange, peer wait, skew, post-arrival; ns"},
     {NULL, NULL, 0, NULL},
@@ -202,8 +203,8 @@ static PyObject* open_pair(PyObject* module, PyObject* args) {
     PyObject* failed;
     xc_failure why;
     long long attach_ns, timeout_ns;
-    if (!PyArg_ParseTuple(args, "siLL(II)O", &o.session, &o.rank, &attach_ns, &timeout_ns, &o.words[0], &o.words[1],
-                          &failed))
+    if (!PyArg_ParseTuple(args, "siLL(II)O", &o.session, &o.rank, &attach_ns, &timeout_ns, &o.words[0],
+                          &o.words[1], &failed))
         return NULL;
     o.attach_ns = attach_ns;
     o.timeout_ns = timeout_ns;
@@ -234,7 +235,8 @@ static PyMethodDef functions[] = {
     {"is_stale", is_stale, METH_O, "(session): a name whose creator is dead, or never finished it"},
     {NULL, NULL, 0, NULL},
 };
-static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_exchange", NULL, -1, functions, NULL, NULL, NULL, NULL};
+static struct PyModuleDef definition = {
+    PyModuleDef_HEAD_INIT, "_exchange", NULL, -1, functions, NULL, NULL, NULL, NULL};
 
 PyMODINIT_FUNC PyInit__exchange(void) {
     channel_type = PyType_FromSpec(&channel_spec);

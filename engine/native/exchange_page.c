@@ -1,14 +1,12 @@
-/* How two ranks get one page, watch over each other, and part. */
+/* How two ranks get one page, and part. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
-#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
-#include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -17,46 +15,6 @@
 #define RETRY_NS 500000
 #define UNFINISHED_S 60
 #define NAME_BYTES (XC_SESSION + 16)
-
-/* State letter and start time in ticks since boot; 0 where there is no such process. */
-static uint64_t process_start(int pid, char* state) {
-    char path[32], text[1024];
-    snprintf(path, sizeof path, "/proc/%d/stat", pid);
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0) return 0;
-    ssize_t got = read(fd, text, sizeof text - 1);
-    close(fd);
-    if (got <= 0) return 0;
-    text[got] = 0;
-    /* The name may hold spaces and brackets: fields are counted from the last bracket. */
-    char* at = strrchr(text, ')');
-    if (!at || at[1] != ' ') return 0;
-    *state = at[2];
-    for (int field = 2; at && field < 22; field++) at = strchr(at + 1, ' ');
-    return at ? strtoull(at + 1, NULL, 10) : 0;
-}
-
-uint64_t xc_start_ticks(int pid) {
-    char state;
-    return process_start(pid, &state);
-}
-
-static xc_code alive_as(int pid, uint64_t start) {
-    char state = 'X';
-    uint64_t found = process_start(pid, &state);
-    if (!found || state == 'Z' || state == 'X') return XC_PEER_DEAD;
-    return found == start ? XC_OK : XC_PEER_REPLACED;
-}
-
-xc_code xc_probe(const xc_handle* h) {
-    const xc_owner* owner = &h->page->owner[!h->rank];
-    if (atomic_load(&owner->pid) != h->peer_pid || atomic_load(&owner->start_ticks) != h->peer_start)
-        return XC_PEER_REPLACED;
-    /* A descriptor names the process itself, whoever gets its number later. Kernels without: see /proc. */
-    struct pollfd watched = {.fd = h->pidfd, .events = POLLIN};
-    if (h->pidfd >= 0) return poll(&watched, 1, 0) == 1 ? XC_PEER_DEAD : XC_OK;
-    return alive_as(h->peer_pid, h->peer_start);
-}
 
 static uint64_t pid_namespace(void) {
     struct stat found;
@@ -150,9 +108,9 @@ static xc_code find(const xc_options* o, const char* name, xc_handle* h, int64_t
         rest();
     }
     while (fstat(fd, &found) == 0 && found.st_size < XC_PAGE && xc_now_ns() < until) rest();
-    xc_code code = found.st_size < XC_PAGE                                          ? XC_TIMEOUT
+    xc_code code = found.st_size < XC_PAGE                                       ? XC_TIMEOUT
                    : found.st_uid != geteuid() || (found.st_mode & 0777) != 0600 ? XC_SESSION_ID
-                                                                                    : map(fd, h, why);
+                                                                                 : map(fd, h, why);
     close(fd);
     if (code) return code;
     while (!atomic_load(&h->page->header.ready)) {
@@ -165,17 +123,6 @@ static xc_code find(const xc_options* o, const char* name, xc_handle* h, int64_t
     xc_owner* own = &h->page->owner[1];
     if (!atomic_compare_exchange_strong(&own->state, &absent, XC_CLAIMED)) return XC_OWNER_CONFLICT;
     return XC_OK;
-}
-
-/* Who the peer is, from its record, checked after a descriptor holds on to the process. */
-static xc_code know_peer(xc_handle* h) {
-    xc_owner* owner = &h->page->owner[!h->rank];
-    h->peer_pid = atomic_load(&owner->pid);
-    h->peer_start = atomic_load(&owner->start_ticks);
-#ifdef SYS_pidfd_open
-    h->pidfd = (int)syscall(SYS_pidfd_open, h->peer_pid, 0);
-#endif
-    return alive_as(h->peer_pid, h->peer_start);
 }
 
 static void discard(xc_handle* h) {
@@ -204,10 +151,10 @@ static xc_code attach(const xc_options* o, const char* name, xc_handle* h, xc_fa
     int64_t until = xc_now_ns() + o->attach_ns;
     xc_code code = o->rank ? find(o, name, h, until, why) : create(o, name, h, why);
     if (code == XC_OWNER_CONFLICT || (code && !h->page)) return code;
-    if (!code && o->rank) code = know_peer(h);
+    if (!code && o->rank) code = xc_know_peer(h);
     if (!code && o->rank) claim(&h->page->owner[1]);
     if (!code && !o->rank) code = await_peer(o, h, until);
-    if (!code && !o->rank) code = know_peer(h);
+    if (!code && !o->rank) code = xc_know_peer(h);
     /* Both have it, or nobody shall: a name that isn't there can't be left behind. */
     shm_unlink(name);
     if (!code) code = (xc_code)(atomic_load(&h->page->error.word) & 255);
@@ -234,7 +181,7 @@ int xc_is_stale(const char* session) {
     int ready = page->header.magic == XC_MAGIC && atomic_load(&page->header.ready);
     int ours = ready && page->header.pid_namespace == pid_namespace();
     const xc_owner* owner = &page->owner[0];
-    int stale = ours && alive_as(atomic_load(&owner->pid), atomic_load(&owner->start_ticks)) != XC_OK;
+    int stale = ours && xc_alive_as(atomic_load(&owner->pid), atomic_load(&owner->start_ticks)) != XC_OK;
     if (!ready) stale = time(NULL) - found.st_mtime > UNFINISHED_S;
     munmap((void*)page, XC_PAGE);
     return stale;

@@ -16,12 +16,12 @@
 #define PATIENCE 50
 #define MS 1000000ll
 
-#define MUST(condition)                                                            \
-    do {                                                                           \
-        if (!(condition)) {                                                        \
-            fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #condition);         \
-            _Exit(1);                                                              \
-        }                                                                          \
+#define MUST(condition)                                                     \
+    do {                                                                    \
+        if (!(condition)) {                                                 \
+            fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #condition); \
+            _Exit(1);                                                       \
+        }                                                                   \
     } while (0)
 
 typedef struct {

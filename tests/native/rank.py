@@ -86,7 +86,7 @@ class Rank:
         elif fault == "leave":
             exchange.close()
         elif fault == "fork":
-            self.fork(channel, epoch, values)
+            self.fork(exchange, channel, epoch, values)
         if how != "asked":
             channel.publish(epoch + (fault == "skip"), values)
         if fault == "kill after":
@@ -108,8 +108,8 @@ class Rank:
                 exchange.wait()
         return heard
 
-    def fork(self, channel: Any, epoch: int, values: tuple[int, ...]) -> None:
-        """A child tries every call, and leaves by the front door, which must not close its parent's."""
+    def fork(self, exchange: Exchange, channel: Any, epoch: int, values: tuple[int, ...]) -> None:
+        """A child tries every call, and closes what it has, which must not close its parent's."""
         child = os.fork()
         if child == 0:
             refused = 0
@@ -118,6 +118,7 @@ class Rank:
                     call()
                 except ExchangeForked:
                     refused += 1
+            exchange.close()
             os._exit(refused)
         self.forked = f"{os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])} of 3 refused"
 

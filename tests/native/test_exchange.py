@@ -12,9 +12,6 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-
-sys.path.insert(0, str(Path(__file__).parent))
-
 from pairs import SHARED_MEMORY, Pool, Process, objects, steps
 
 from engine.exchange.native import new_session, remove, remove_stale

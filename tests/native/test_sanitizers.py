@@ -27,7 +27,8 @@ def compiler() -> str:
 
 
 def build(out: Path, *flags: str) -> Path:
-    sources = [str(DRIVER), str(NATIVE / "exchange.c"), str(NATIVE / "exchange_page.c")]
+    parts = ("exchange", "exchange_page", "exchange_peer")
+    sources = [str(DRIVER), *(str(NATIVE / f"{part}.c") for part in parts)]
     command = [compiler(), *FLAGS, *flags, f"-I{NATIVE}", *sources, "-o", str(out), "-lpthread", "-lrt"]
     subprocess.run(command, check=True)
     return out
