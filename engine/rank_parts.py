@@ -29,10 +29,19 @@ class ModelParts:
 
     def load(self, settings: Settings, say: Callable[[str], None]) -> StepRunner:
         """Weights, cache, warm-up. Imports torch, a second for which the link's greeting must not wait."""
+        import torch
+
         from engine.loading import load_rank
         from engine.model.groups import ONE, Group, Groups
+        from engine.runner.collectives import open_groups
 
-        return load_rank(settings, say, Groups(dp=Group(self._rank, settings.dp_size, None, None), ep=ONE))
+        ranks, device = settings.dp_size, torch.device(settings.device)
+        if not self._meeting:
+            # Ranks whose models share nothing agree on steps, and need no collective.
+            return load_rank(settings, say, Groups(Group(self._rank, ranks, None, None), ONE))
+        meet_at = f"file://{self._meeting}/groups"
+        groups = open_groups(self._rank, ranks, settings.ep_size, device, meet_at, settings.watchdog_s)
+        return load_rank(settings, say, groups)
 
     def device(
         self, load: Callable[[], StepRunner], deliver: Callable[[StepDone], None], timers: Timers

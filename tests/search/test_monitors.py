@@ -97,7 +97,7 @@ PLANTED: list[tuple[str, type, str, Callable[..., Any], str]] = [
     ("edge-clients", Ingress, "accept", splits_groups, "I3"),
     ("edge-ranks", Ingress, "is_over_the_limit", never, "IN1"),
     ("edge-ranks", Ingress, "repeats_a_live_rid", never, "rids_are_unique"),
-    ("edge-stops", Ingress, "wants_an_unknown_rank", never, "unknown_rank_is_the_clients_fault"),
+    ("edge-stops", Ingress, "refuse_route", Ingress.refuse_draining, "unknown_rank_is_the_clients_fault"),
     ("edge-drain", Ingress, "say_drained", nothing, "drained_is_said_once"),
     ("edge-loss", Ingress, "lose_rank", forgets_a_rank, "one_terminal_event"),
     ("edge-ranks", Ingress, "lose_rank", forgets_a_rank, "a_lost_rank_is_heard_at_once"),
