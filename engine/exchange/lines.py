@@ -16,7 +16,10 @@ from engine.errors import ExchangeClosed, ExchangeError
 from engine.exchange import Exchange, Heard
 
 INLINE_NS = 50_000
-"""How long the loop itself looks for an answer; a thread's answer comes later than that anyway."""
+"""How long the loop itself looks for an answer, with the interpreter lock held where the exchange is native.
+
+An answer by way of a thread takes longer than that anyway.
+"""
 
 LISTEN_AFTER_S = 0.001
 """A rank that published nothing for so long is woken by what a peer begins.
