@@ -25,6 +25,9 @@ class TorchCollectives:
 
     def gather(self, own: Tensor) -> Tensor:
         """As Collectives.gather."""
+        if own.device.type == "cpu":
+            # gloo's exchange of parts takes 0.14 ms for 16 KiB where its gathering takes 0.23 ms.
+            return self.swap(own.expand(self._size, *own.shape).contiguous())
         out = torch.empty(self._size, *own.shape, dtype=own.dtype, device=own.device)
         self._run(_GATHER, out.view(torch.uint8).flatten(), own.view(torch.uint8).flatten())
         return out
@@ -47,7 +50,7 @@ def open_groups(
 ) -> Groups:
     """Joins the other ranks; returns when all have joined. One call a process; end with `close_groups`.
 
-    device     where the model is; a CUDA device must be this rank's own
+    device     where the model is; a CUDA device (without a number: the first visible one) is this rank's own
     meet_at    where the ranks find each other: tcp://host:port or file:///path, the path new for each start
     timeout_s  after which a silent peer is given up
     raises     ConfigError, CollectiveFailed
@@ -58,6 +61,7 @@ def open_groups(
         return ALONE
     cuda, patience = device.type == "cuda", timedelta(seconds=timeout_s)
     if cuda:
+        device = torch.device("cuda", device.index or 0)
         torch.cuda.set_device(device)
     try:
         dist.init_process_group(

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from engine.actors.schedule import smallest_at_least
 from engine.model.groups import ALONE
 from tests.golden.driver import Driver
 from tests.ranks.workers import SMALL, Build, Groupsizes, Workers, step
@@ -43,14 +44,20 @@ def told(parts: Round) -> tuple[tuple[int, int, int], ...]:
     return tuple((len(part), count, count) for part, count in zip(parts, counts, strict=True))
 
 
+def run_all(workers: Workers, parts: Round, captured: Sequence[int]) -> list[Any]:
+    """Logits of both ranks' requests in a step, padded to the smallest of the captured sizes that holds it."""
+    ranks = told(parts)
+    bucket = smallest_at_least(max(tokens for _, tokens, _ in ranks), captured)
+    both = workers.each([("step", part, ranks, bucket) for part in parts])
+    return [logits for part in both for logits in part]
+
+
 def differences(workers: Workers, build: Build, script: Sequence[Round]) -> Iterator[float]:
     """Of each round, the largest difference of any logit from the one rank that runs all of it."""
     alone = Driver(build.model(ALONE))
     for parts in script:
-        ranks = told(parts)
-        both = workers.each([("step", part, ranks) for part in parts])
-        expected = step(alone, [*parts[0], *parts[1]], ())
-        found = [logits for part in both for logits in part]
+        expected = step(alone, [*parts[0], *parts[1]])
+        found = run_all(workers, parts, ())
         assert len(found) == len(expected)
         yield max((float(np.abs(a - b).max()) for a, b in zip(found, expected, strict=True)), default=0.0)
 
@@ -85,6 +92,22 @@ def test_logits_are_bit_equal_to_one_rank(workers: Workers, build: Build) -> Non
     assert list(differences(workers, build, rounds(MIXED, vocabulary, 1))) == [0.0] * len(MIXED)
 
 
+@pytest.mark.parametrize("deterministic", [True, False], ids=["rows", "blocks"])
+def test_padding_to_a_captured_size_changes_no_bit(workers: Workers, deterministic: bool) -> None:
+    """I12: rows of no request get no expert, and what they compute reaches nobody."""
+    build = Build(tuple(SMALL.items()), deterministic=deterministic)
+    script = rounds(MIXED, 256, 3)
+    workers.both("build", build)
+    eager = [run_all(workers, parts, ()) for parts in script]
+    workers.both("empty")
+    padded = [run_all(workers, parts, (8, 64, 256)) for parts in script]
+    assert all(
+        np.array_equal(a, b)
+        for one, two in zip(eager, padded, strict=True)
+        for a, b in zip(one, two, strict=True)
+    )
+
+
 @pytest.mark.parametrize(
     ("ops", "deterministic", "tolerance"),
     [("tiles", True, 0.0), ("plain", False, 2e-5), ("native", False, 2e-5)],
@@ -98,7 +121,7 @@ def test_what_depends_on_its_batch_differs_by_rounding_alone(
     assert max(differences(workers, build, rounds(MIXED, 256, 2))) <= tolerance
 
 
-@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     plan=st.lists(
         st.tuples(*[st.lists(st.sampled_from([0, 1, 1, 1, 2, 9, 33, 90]), max_size=4)] * 2),

@@ -104,9 +104,9 @@ class Rank:
         """Empty caches."""
         self.driver, self.runner = Driver(self.model), runner_of(self.model)
 
-    def step(self, parts: Groupsizes, ranks: tuple[tuple[int, int, int], ...]) -> list[Any]:
+    def step(self, parts: Groupsizes, ranks: tuple[tuple[int, int, int], ...], bucket: int) -> list[Any]:
         """Logits of every row of this rank's part."""
-        return step(self.driver, parts, ranks)
+        return step(self.driver, parts, ranks, bucket)
 
     def execute(self, job: RunStep) -> StepDone:
         """A step of a scheduler."""
@@ -117,12 +117,14 @@ class Rank:
         return getattr(self.groups.ep.there, name)(torch.from_numpy(value)).numpy()
 
 
-def step(driver: Driver, parts: Groupsizes, ranks: tuple[tuple[int, int, int], ...]) -> list[Any]:
+def step(
+    driver: Driver, parts: Groupsizes, ranks: tuple[tuple[int, int, int], ...] = (), bucket: int = 0
+) -> list[Any]:
     """One step; slots that are new are bound. Returns the logits [count, V] of each request."""
     for slot, _ in parts:
         if slot not in driver.lengths:
             driver.bind(slot)
-    driver.ranks = ranks
+    driver.ranks, driver.bucket = ranks, bucket
     return [logits.numpy() for logits in driver.run(parts)]
 
 
