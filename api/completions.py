@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
 
 from api.checks import bad, check_group, ids_in_vocabulary, integer, new_tokens, sampling_of, stops_of
 from api.completions_answer import CompletionAnswer, CompletionPlan
@@ -36,9 +38,7 @@ async def completions(service: Service, exchange: Exchange) -> None:
     served.check_name(body.model)
     check_features(body, served)
     count = count_of("n", body.n, served)
-    began_s = service.wall_s()
-    prompts = await prompts_of("prompt", body.prompt, served)
-    done_s = service.wall_s()
+    prompts = await prompts_of("prompt", body.prompt, served, service.wall_s)
     check_group("prompt", len(prompts) * count, served.bounds)
     stop = stops_of("stop", body.stop)
     entries: list[Entry] = []
@@ -53,7 +53,7 @@ async def completions(service: Service, exchange: Exchange) -> None:
             skip_special_tokens=body.skip_special_tokens is not False,
             cache_salt=body.cache_salt or "",
             priority=integer("priority", body.priority, 0, -1000, 1000),
-            timing=(received_s, began_s, done_s, done_s),
+            timing=(received_s, prompt.began_s, prompt.done_s, service.wall_s()),
         )
     plan = plan_of(body, prompts, count, exchange.rid, int(received_s))
     route = choose_route(exchange, body)
@@ -92,23 +92,29 @@ def completion_sampling(body: CompletionBody, service: Service, prompt: Prompt) 
     )
 
 
-async def prompts_of(name: str, value: str | Sequence[str | int | list[int]], served: Served) -> list[Prompt]:
-    """One prompt, or each of a list, as ids in the vocabulary."""
-    if isinstance(value, str):
-        return [await text_prompt(name, value, served)]
+async def prompts_of(
+    name: str,
+    value: str | Sequence[str | int | list[int]],
+    served: Served,
+    wall_s: Callable[[], float],
+) -> list[Prompt]:
+    """One prompt, or each of a list, as ids in the vocabulary, with the times of its tokenisation."""
     if not value:
         raise bad(name, "the prompt is empty")
-    if all(isinstance(item, int) for item in value):
-        return [ids_prompt(name, [item for item in value if isinstance(item, int)], served)]
+    if isinstance(value, str) or all(isinstance(item, int) for item in value):
+        named: list[tuple[str, Any]] = [(name, value)]
+    else:
+        named = [(f"{name}[{number}]", item) for number, item in enumerate(value)]
     prompts = []
-    for number, item in enumerate(value):
-        at = f"{name}[{number}]"
+    for at, item in named:
+        began_s = wall_s()
         if isinstance(item, str):
-            prompts.append(await text_prompt(at, item, served))
+            prompt = await text_prompt(at, item, served)
         elif isinstance(item, list):
-            prompts.append(ids_prompt(at, item, served))
+            prompt = ids_prompt(at, item, served)
         else:
             raise bad(at, "a list holds texts, or token ids, or lists of token ids")
+        prompts.append(replace(prompt, began_s=began_s, done_s=wall_s()))
     return prompts
 
 

@@ -12,7 +12,7 @@ from api.intake import (
     Prompt,
     check_features,
     choose_rid,
-    choose_route,
+    choose_routes,
     count_of,
     entries_of,
     generate_params_of,
@@ -31,6 +31,7 @@ class Want:
     prompt: Prompt
     params: SamplingParams
     rid: str
+    route: int
 
 
 async def generate(service: Service, exchange: Exchange) -> None:
@@ -38,17 +39,15 @@ async def generate(service: Service, exchange: Exchange) -> None:
     received_s = service.wall_s()
     body = decode(await exchange.body(), GenerateBody)
     check_features(body, service.served)
-    began_s = service.wall_s()
     prompts, single = await _prompts(service, body)
-    done_s = service.wall_s()
+    routes = choose_routes(exchange, body, len(prompts))
     rids = _rids(service, exchange, body, len(prompts))
     params = _params(body, len(prompts))
-    wants = [Want(*parts) for parts in zip(prompts, params, rids, strict=True)]
-    timing = (received_s, began_s, done_s, done_s)
+    wants = [Want(*parts) for parts in zip(prompts, params, rids, routes, strict=True)]
     entries: list[Entry] = []
     items: list[Item] = []
     for want in wants:
-        made = _entries(service, body, want, timing)
+        made = _entries(service, body, want, received_s)
         entries += made
         items += [Item(want.rid or exchange.rid, want.prompt)] * len(made)
     check_group("text" if body.text is not None else "input_ids", len(entries), service.served.bounds)
@@ -62,13 +61,14 @@ async def generate(service: Service, exchange: Exchange) -> None:
         received_s=received_s,
         wall_s=service.wall_s,
     )
-    route = choose_route(exchange, body)
+    # One rank for all is a promise that they arrive together; several are none.
+    route = routes[0] if len(set(routes)) == 1 else -1
     await run(
         service,
         exchange,
         entries,
         route,
-        lambda rank: GenerateAnswer(plan, service.served.tokenizer, rank),
+        lambda ranks: GenerateAnswer(plan, service.served.tokenizer, ranks),
         bool(body.stream),
     )
 
@@ -77,11 +77,12 @@ async def _prompts(service: Service, body: GenerateBody) -> tuple[list[Prompt], 
     """(prompts, whether the body holds a single one rather than a list)."""
     if (body.text is None) == (body.input_ids is None):
         raise bad("text", "give either text or input_ids")
+    served, wall_s = service.served, service.wall_s
     if body.text is not None:
-        return await prompts_of("text", body.text, service.served), isinstance(body.text, str)
+        return await prompts_of("text", body.text, served, wall_s), isinstance(body.text, str)
     ids = body.input_ids or []
     single = all(isinstance(item, int) for item in ids)
-    return await prompts_of("input_ids", ids, service.served), single
+    return await prompts_of("input_ids", ids, served, wall_s), single
 
 
 def _rids(service: Service, exchange: Exchange, body: GenerateBody, count: int) -> list[str]:
@@ -103,10 +104,8 @@ def _params(body: GenerateBody, count: int) -> list[SamplingParams]:
     return [body.sampling_params or SamplingParams()] * count
 
 
-def _entries(
-    service: Service, body: GenerateBody, want: Want, timing: tuple[float, float, float, float]
-) -> list[Entry]:
-    """The completions of one prompt."""
+def _entries(service: Service, body: GenerateBody, want: Want, received_s: float) -> list[Entry]:
+    """The completions of one prompt, with times of their own."""
     served, params, prompt = service.served, want.params, want.prompt
     check_features(params, served)
     count = count_of("sampling_params.n", params.n, served)
@@ -133,13 +132,14 @@ def _entries(
             logprobs if wants_prompt else -1,
         ),
         count,
+        route=want.route,
         rid=want.rid,
         stop=stops_of("sampling_params.stop", params.stop),
         keep_stop=bool(params.no_stop_trim),
         skip_special_tokens=params.skip_special_tokens is not False,
         cache_salt=body.extra_key or "",
         priority=integer("priority", body.priority, 0, -1000, 1000),
-        timing=timing,
+        timing=(received_s, prompt.began_s, prompt.done_s, service.wall_s()),
     )
 
 

@@ -68,12 +68,12 @@ class Progress:
 
 
 class GenerateAnswer:
-    """An `Answer` of /generate."""
+    """An `Answer` of /generate. `ranks`: where each item runs."""
 
-    def __init__(self, plan: GeneratePlan, tokenizer: Tokenizer, rank: int) -> None:
+    def __init__(self, plan: GeneratePlan, tokenizer: Tokenizer, ranks: Sequence[int]) -> None:
         self._plan = plan
         self._tokenizer = tokenizer
-        self._rank = rank
+        self._ranks = ranks
         self._progress = [Progress() for _ in plan.items]
 
     def opening(self) -> Sequence[bytes]:
@@ -110,7 +110,7 @@ class GenerateAnswer:
             "completion_tokens": len(progress.ids),
             "cached_tokens": 0,
             "e2e_latency": self._plan.wall_s() - self._plan.received_s,
-            "dp_rank": self._rank,
+            "dp_rank": self._ranks[place],
         }
         if self._plan.logprobs:
             meta |= self._logprobs(progress, item)

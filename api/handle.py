@@ -13,7 +13,19 @@ import anyio
 import msgspec
 
 from engine.errors import EngineError, MailboxFull, Unexpected
-from engine.messages import GOES_ON, Abort, Accepted, Credit, Delta, Deltas, Enqueue, Entry, Message, Snapshot
+from engine.messages import (
+    GOES_ON,
+    Abort,
+    Accepted,
+    Credit,
+    Delta,
+    Deltas,
+    Enqueue,
+    Entry,
+    Message,
+    RankLoad,
+    Snapshot,
+)
 
 SUBMIT_WITHIN_S = 30.0
 """Ingress answers in microseconds unless its process is stuck; a stuck one is an error, not a hang."""
@@ -112,14 +124,16 @@ class Edge:
 class Group:
     """The accepted completions of one HTTP request.
 
-    index  place of each request id in the order of the entries
-    rank   where they run
-    live   ids that have no terminal event yet
+    index    place of each request id in the order of the entries
+    ranks    where they run, in that order
+    refresh  what became of the ranks' loads (see `Accepted`)
+    live     ids that have no terminal event yet
     """
 
     def __init__(self, accepted: Accepted, sink: Sink, detok: Port) -> None:
         self.index = {request_id: place for place, request_id in enumerate(accepted.ids)}
-        self.rank = accepted.rank
+        self.ranks = accepted.ranks
+        self.refresh = accepted.refresh
         self.live = set(accepted.ids)
         self._sink = sink
         self._detok = detok
@@ -164,13 +178,22 @@ class Engine:
     asks           questions with a deadline
     ingress, detok the actors' mailboxes
     edge           where the detokenizer's chunks arrive
+    loads          what the ranks have published of themselves
     """
 
-    def __init__(self, asks: Questions, ingress: Port, detok: Port, edge: Edge) -> None:
+    def __init__(
+        self,
+        asks: Questions,
+        ingress: Port,
+        detok: Port,
+        edge: Edge,
+        loads: Callable[[], tuple[RankLoad, ...]] = tuple,
+    ) -> None:
         self._asks = asks
         self._ingress = ingress
         self._detok = detok
         self._edge = edge
+        self._loads = loads
 
     async def submit(self, entries: Iterable[Entry], route: int = -1) -> Group:
         """The group, accepted whole; `sink` of the entries is filled in here.
@@ -180,7 +203,8 @@ class Engine:
         sink = self._edge.open()
         try:
             whole = tuple(msgspec.structs.replace(entry, sink=sink.number) for entry in entries)
-            accepted = await self._asks.ask(self._ingress, Enqueue(whole, route), SUBMIT_WITHIN_S)
+            wanted = Enqueue(whole, route, now_s=anyio.current_time(), loads=self._loads())
+            accepted = await self._asks.ask(self._ingress, wanted, SUBMIT_WITHIN_S)
         except BaseException:
             # Accepted after all? Then its chunks are orphans, and each of them cancels the request.
             self._edge.close(sink)

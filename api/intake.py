@@ -42,10 +42,15 @@ GENERATE_NAMES = {
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One prompt: ids and, where the client gave text, that text."""
+    """One prompt: ids and, where the client gave text, that text.
+
+    began_s, done_s  wall-clock times of its tokenisation, 0 where nobody asked
+    """
 
     ids: Sequence[int]
     text: str | None = None
+    began_s: float = 0.0
+    done_s: float = 0.0
 
 
 def check_features(body: msgspec.Struct, served: Served) -> None:
@@ -145,7 +150,18 @@ def choose_rid(exchange: Exchange, body_rid: str | None, fresh: Callable[[], str
 def choose_route(exchange: Exchange, body: Wishes | GenerateBody) -> int:
     """The demanded rank; -1 for none."""
     header = exchange.header("x-data-parallel-rank")
-    return route_of(header, body.routed_dp_rank, body.data_parallel_rank)
+    wanted = body.routed_dp_rank
+    return route_of(header, None if isinstance(wanted, list) else wanted, body.data_parallel_rank)
+
+
+def choose_routes(exchange: Exchange, body: GenerateBody, count: int) -> list[int]:
+    """The demanded rank of each of `count` prompts: a list in the body names each, -1 for none."""
+    wanted = body.routed_dp_rank
+    if not isinstance(wanted, list) or exchange.header("x-data-parallel-rank") is not None:
+        return [choose_route(exchange, body)] * count
+    if len(wanted) != count:
+        raise bad("routed_dp_rank", f"a list must hold {count} ranks or nulls, one for each prompt")
+    return [route_of(None, rank, None) for rank in wanted]
 
 
 async def tokenised(work: Callable[[], list[int]], characters: int) -> list[int]:
@@ -160,6 +176,7 @@ def entries_of(
     sampling: Sampling,
     count: int,
     *,
+    route: int = -1,
     rid: str,
     stop: tuple[str, ...],
     keep_stop: bool,
@@ -168,13 +185,17 @@ def entries_of(
     priority: int,
     timing: tuple[float, float, float, float],
 ) -> list[Entry]:
-    """`count` completions of one prompt, told apart by `child`."""
+    """`count` completions of one prompt, told apart by `child`.
+
+    route  the rank that the client demands for this prompt alone, -1 for none
+    """
     ids = np.asarray(prompt.ids, dtype=np.int32).tobytes()
     return [
         Entry(
             sink=0,
             prompt=ids,
             sampling=sampling,
+            route=route,
             rid=rid,
             child=child,
             stop=stop,

@@ -59,12 +59,13 @@ async def run(
     exchange: Exchange,
     entries: Sequence[Entry],
     route: int,
-    make_answer: Callable[[int], Answer],
+    make_answer: Callable[[Sequence[int]], Answer],
     stream: bool,
 ) -> None:
     """Submits the entries and answers with what they gain.
 
-    make_answer  gets the rank that took the entries
+    route        the rank that all entries must go to, -1: each where its own `route` says, or anywhere
+    make_answer  gets the rank of each entry
     raises       the refusals of `Engine.submit`; RequestEnded where a completion ends with an error
     """
     lines = [
@@ -72,9 +73,10 @@ async def run(
         for entry in entries
     ]
     group = await service.engine.submit(entries, route)
-    service.metrics.routed(group.rank, route != -1, len(entries))
+    service.metrics.routed(group.ranks, [route if route != -1 else entry.route for entry in entries], route)
+    service.metrics.refreshed(group.refresh)
     watch = Watch(service.metrics, group, lines)
-    answer = make_answer(group.rank)
+    answer = make_answer(group.ranks)
     try:
         work = _streamed if stream else _whole
         await exchange.while_connected(lambda: work(exchange, watch, answer))

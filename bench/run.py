@@ -19,10 +19,13 @@ from engine.config import NANO
 NAMES = {
     "machine": "the compiled table against the library, one event",
     "mailbox": "tells, asks, links and the device thread",
+    "exchange": "two ranks of a host tell each other their wants, against gloo",
     "offline": "the engine against transformers on the same weights, token for token",
     "serve": "a server under load: throughput, time to first token and between tokens",
     "cuda": "the model on an NVIDIA device against itself on the CPU",
+    "ranks": "two ranks with shared experts against one rank, logit by logit",
     "nano": "what the shipped model can do",
+    "traffic": "several ranks as one engine against one rank alone, answer for answer",
 }
 
 
@@ -33,8 +36,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model-path", default=str(NANO), help="the shipped small model by default")
     parser.add_argument("--against", default="", help="offline: the peer to compare with, `transformers`")
     parser.add_argument(
-        "--server-flags", default="", metavar="FLAGS", help="serve: more flags for the server, in one string"
+        "--server-flags", default="", metavar="FLAGS", help="more flags for the server, in one string"
     )
+    parser.add_argument("--requests", type=int, default=10_000, help="traffic: how many (default 10000)")
     parser.add_argument(
         "--quick", action="store_true", help="fewer repetitions, for a smoke test; not for quoting"
     )

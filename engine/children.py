@@ -30,10 +30,14 @@ class Child:
             self.process.kill()
 
 
-async def spawn(name: str, command: Sequence[str], told: bytes, environment: Mapping[str, str]) -> Child:
+async def spawn(
+    name: str, command: Sequence[str], told: bytes, environment: Mapping[str, str], fds: Sequence[int] = ()
+) -> Child:
     """Starts `command` with a link's descriptor as its last argument and `told` on its standard input.
 
     A socket pair instead of a named socket: it can't be left behind, and whoever survives sees its end.
+
+    fds  further descriptors that the child gets, under their numbers
     """
     near, far = socket.socketpair()
     with far:
@@ -43,7 +47,7 @@ async def spawn(name: str, command: Sequence[str], told: bytes, environment: Map
             stdout=None,
             stderr=None,
             env={**os.environ, **environment},
-            pass_fds=(far.fileno(),),
+            pass_fds=(far.fileno(), *fds),
         )
     assert process.stdin is not None
     try:

@@ -71,6 +71,20 @@ class Settings:
     snapshot_s: float = _flag(0.5, "seconds between load snapshots, when idle too")
     metrics_prefix: str = _flag("sglang:", "prefix of metric names; dashboards know the default")
     dp_size: int = _flag(1, "data-parallel ranks", "--dp")
+    ep_size: int = _flag(1, "ranks that share the routed experts: 1, or all of them", "--ep")
+    enable_dp_lm_head: bool = _flag(
+        False, "split the vocabulary's head over the data-parallel ranks", "--dp-lm-head"
+    )
+    dp_exchange: str = _flag(
+        "links",
+        "what carries the ranks' wants of a step: links (any number of ranks), or native (two of one host)",
+        choices=("links", "native"),
+    )
+    load_balance_method: str = _flag(
+        "total_requests",
+        "how requests that demand no rank are spread",
+        choices=("round_robin", "total_requests", "total_tokens", "prefix_aware"),
+    )
     log_level: str = _flag("info", "log level", choices=("debug", "info", "warning", "error"))
 
     def __post_init__(self) -> None:
@@ -87,6 +101,14 @@ class Settings:
                 raise ConfigError(
                     f"--{name.replace('_', '-')} is {getattr(self, name)}, but must be at least 1"
                 )
+        if self.dp_size < 1 or self.ep_size not in (1, self.dp_size):
+            raise ConfigError(
+                f"--ep-size is {self.ep_size}, but must be 1 or the ranks of --dp-size, {self.dp_size}"
+            )
+        if self.enable_dp_lm_head and self.dp_size == 1:
+            raise ConfigError("--enable-dp-lm-head splits the head over ranks, but --dp-size is 1")
+        if self.dp_exchange == "native" and self.dp_size != 2:
+            raise ConfigError(f"--dp-exchange native is for two ranks, but --dp-size is {self.dp_size}")
         if not 0.0 < self.mem_fraction_static <= 1.0:
             raise ConfigError(f"--mem-fraction-static is {self.mem_fraction_static}, but must be in (0, 1]")
         if not 0 <= self.max_top_logprobs <= MOST_TOPS:
@@ -124,6 +146,4 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def from_arguments(args: argparse.Namespace) -> Settings:
     """The settings that these parsed flags say; ConfigError names a bad value."""
-    if args.dp_size != 1:
-        raise ConfigError(f"--dp-size is {args.dp_size}, but this version runs one rank")
     return Settings(**{item.name: getattr(args, item.name) for item in dataclasses.fields(Settings)})

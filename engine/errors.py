@@ -119,5 +119,66 @@ class ShapeMismatch(EngineError):
     """A tensor's shape or type differs from what its consumer declared; names slot and both shapes."""
 
 
+class CollectiveFailed(EngineError):
+    """Ranks couldn't do together what all of them must do; the rank that gets it ends."""
+
+
 class DeviceFailed(EngineError):
     """The device thread ended with an error; the rank can't go on."""
+
+
+class ExchangeError(EngineError):
+    """Ranks can't agree any more; the rank that gets it ends.
+
+    rank   who found the fault; another rank than the one that raises: that one told it
+    epoch  of the fault where it has one; -1: not known
+    """
+
+    def __init__(self, message: str, rank: int = -1, epoch: int = -1) -> None:
+        super().__init__(message)
+        self.rank = rank
+        self.epoch = epoch
+
+
+class ExchangeAbi(ExchangeError):
+    """The two ends were built with different layouts."""
+
+
+class ExchangeGeometry(ExchangeError):
+    """The two ends disagree about ranks, channels or values."""
+
+
+class ExchangeSession(ExchangeError):
+    """The session id is malformed, or the object of that name is somebody else's."""
+
+
+class ExchangeOwned(ExchangeError):
+    """The session or the place in it is taken, by a live process or by the remains of a dead one."""
+
+
+class ExchangeForked(ExchangeError):
+    """A child process used its parent's exchange."""
+
+
+class ExchangeTimeout(ExchangeError):
+    """A peer didn't answer in time."""
+
+
+class PeerDead(ExchangeError):
+    """A peer's process is gone."""
+
+
+class PeerReplaced(ExchangeError):
+    """Another process has a peer's place or process id."""
+
+
+class SequenceDiverged(ExchangeError):
+    """Two ranks are in different rounds, or one published out of turn."""
+
+
+class ExchangeClosed(ExchangeError):
+    """A peer, or this rank, has left in good order."""
+
+
+class ExchangeSyscall(ExchangeError):
+    """The system refused memory or a file; the message has its reason."""

@@ -10,16 +10,23 @@ from engine.actors.detok import Detok
 from engine.actors.ingress import Ingress
 from engine.actors.process import Process
 from engine.config import Settings
-from engine.messages import Snapshot
+from engine.messages import RankLoad, Snapshot
 
 
 def start_front(
-    process: Process, settings: Settings, served: Served, on_snapshot: Callable[[Snapshot], None]
+    process: Process,
+    settings: Settings,
+    served: Served,
+    on_snapshot: Callable[[Snapshot], None],
+    loads: Callable[[], tuple[RankLoad, ...]] = tuple,
 ) -> Engine:
-    """Starts ingress and detokenizer, and returns what HTTP handlers hold of the engine."""
+    """Starts ingress and detokenizer, and returns what HTTP handlers hold of the engine.
+
+    loads  what the ranks have published of themselves
+    """
     ingress, detok = process.mailbox("ingress"), process.mailbox("detok")
     edge = process.refs["api"] = Edge(ingress, on_snapshot)
     limit = settings.max_running_requests + settings.max_queued_requests
-    process.start("ingress", lambda: Ingress(settings.dp_size, limit))
+    process.start("ingress", lambda: Ingress(settings.dp_size, limit, settings.load_balance_method))
     process.start("detok", lambda: Detok(served.tokenizer, settings.stream_buffer))
-    return Engine(process.asks, ingress, detok, edge)
+    return Engine(process.asks, ingress, detok, edge, loads)

@@ -6,11 +6,13 @@ coordinator; this module tells it what happens and does what it says.
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
+from tempfile import TemporaryDirectory
 from typing import Any, Protocol
 
 import anyio
@@ -25,13 +27,16 @@ from engine.actors.links import Link
 from engine.actors.process import Process, log_to_stderr, report_to_stderr
 from engine.actors.shutdown import Shutdown
 from engine.actors.wiring import wiring
+from engine.board import LoadBoard, create
 from engine.children import Child, how_it_ended, spawn
 from engine.config import Settings
-from engine.errors import ActorFailed, EngineError, Unexpected
+from engine.errors import ActorFailed, ConfigError, EngineError, Unexpected
+from engine.exchange.native import new_session, remove
 from engine.front import start_front
 from engine.http_server import HttpServer, bind
 from engine.messages import CloseServer, KillRanks, Message, RankDown, RankEnded, RankUp, Signalled, Snapshot
 from engine.metrics import Metrics
+from engine.peers import Mesh
 from engine.probes import Probes
 from engine.rank_process import GREET_S, Told, report
 from engine.threads import environment
@@ -74,6 +79,10 @@ class Launcher:
         self._server: Closing | None = None
         self._closed = anyio.Event()
         self._up: set[int] = set()
+        self._session = new_session() if settings.dp_exchange == "native" else ""
+        meets = settings.ep_size > 1 or settings.enable_dp_lm_head
+        self.board = create(settings.dp_size) if settings.dp_size > 1 else -1
+        self._meeting = TemporaryDirectory(prefix="engine-") if meets else None
 
     def join(self, process: Process, tasks: TaskGroup, engine: Engine, server: Closing) -> None:
         """Becomes an actor of this process; from now on there is something to close."""
@@ -104,12 +113,20 @@ class Launcher:
         """As `tell`."""
         self.tell(msg)
 
-    async def start_rank(self, rank: int) -> None:
-        """Starts a rank's process and its link."""
+    async def start_rank(self, rank: int, mesh: Mesh) -> None:
+        """Starts a rank's process and its link; `mesh` has the ends of the links between ranks."""
         settings = self._settings
         name = f"rank{rank}"
-        told = msgspec.json.encode(Told(rank, settings))
-        child = self.children[rank] = await spawn(name, self._command, told, environment(settings.threads))
+        peers = {} if self._session else mesh.ends_of(rank)
+        meeting = self._meeting.name if self._meeting else ""
+        told = Told(rank, settings, peers, self._session, meeting, self.board)
+        child = self.children[rank] = await spawn(
+            name,
+            self._command,
+            msgspec.json.encode(told),
+            {**environment(settings.threads, settings.dp_size), **device_of(settings, rank)},
+            (*peers.values(), *([self.board] if self.board >= 0 else [])),
+        )
         link = self._process.link("api", name, child.stream)
         self._tasks.start_soon(self._watch, rank, child, link)
 
@@ -140,8 +157,9 @@ class Launcher:
     async def run(self) -> None:
         """Starts the ranks; returns when the server has closed."""
         self._tasks.start_soon(self.listen_to_signals)
-        for rank in range(self._settings.dp_size):
-            await self.start_rank(rank)
+        with Mesh(self._settings.dp_size) as mesh:
+            for rank in range(self._settings.dp_size):
+                await self.start_rank(rank, mesh)
         await self._closed.wait()
 
     async def serve(self, sock: socket.socket) -> None:
@@ -158,11 +176,28 @@ class Launcher:
             self._server.should_exit = True
 
     async def end_children(self) -> None:
-        """Whatever happened: no process is left."""
+        """Whatever happened: no process is left, and nothing that they shared."""
         with anyio.CancelScope(shield=True):
             for child in self.children.values():
                 child.kill()
                 await child.process.wait()
+        if self._session:
+            remove(self._session)
+        if self._meeting:
+            self._meeting.cleanup()
+
+
+def device_of(settings: Settings, rank: int) -> dict[str, str]:
+    """Environment that leaves a rank one device of those that this process may use, and names it device 0."""
+    if settings.device != "cuda" or settings.dp_size == 1:
+        return {}
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    devices = visible.split(",") if visible else [str(number) for number in range(settings.dp_size)]
+    if len(devices) < settings.dp_size:
+        raise ConfigError(
+            f"--dp-size is {settings.dp_size}, but CUDA_VISIBLE_DEVICES names {len(devices)} devices"
+        )
+    return {"CUDA_VISIBLE_DEVICES": devices[rank]}
 
 
 def serve(settings: Settings, command: Sequence[str] = RANK_COMMAND) -> int:
@@ -188,7 +223,8 @@ async def _main(settings: Settings, sock: socket.socket, command: Sequence[str])
         try:
             async with anyio.create_task_group() as tasks:
                 process = Process("api", wiring(), tasks, report_to_stderr)
-                engine, app = start_api(process, settings, load_served(settings, int(time.time())))
+                served = load_served(settings, int(time.time()))
+                engine, app = start_api(process, settings, served, board=launcher.board)
                 launcher.join(process, tasks, engine, HttpServer(app, "warning"))
                 http.start_soon(launcher.serve, sock)
                 await launcher.run()
@@ -206,23 +242,27 @@ def start_api(
     settings: Settings,
     served: Served,
     wall_s: Callable[[], float] = time.time,
+    board: int = -1,
     **given: Any,
 ) -> tuple[Engine, App]:
     """Starts the actors of the api process; returns the front's handle and the HTTP application over it.
 
+    board  descriptor of the file of loads, -1 where ranks publish none
     given  further arguments of `create_app`
     """
     ranks, drain_ms, stop_ms = settings.dp_size, settings.drain_s * 1000, STOP_S * 1000
     process.start("health", lambda: Health(ranks, settings.snapshot_s))
     process.start("shutdown", lambda: Shutdown(ranks, drain_ms, stop_ms))
     context = served.bounds.context_length
-    metrics = Metrics(settings.metrics_prefix, served.name, ranks, context, ENDPOINTS)
+    method = settings.load_balance_method
+    metrics = Metrics(settings.metrics_prefix, served.name, ranks, context, ENDPOINTS, method)
     health = process.mailbox("health")
 
     def on_snapshot(msg: Snapshot) -> None:
         metrics.snapshot(msg)
         health.tell(msg)
 
-    engine = start_front(process, settings, served, on_snapshot)
+    loads = LoadBoard(board, ranks).read_all if board >= 0 else tuple
+    engine = start_front(process, settings, served, on_snapshot, loads)
     probes = Probes(process.asks, health, wall_s)
     return engine, create_app(engine, served, metrics, probes, settings, wall_s=wall_s, **given)

@@ -21,8 +21,10 @@ from engine.messages import RunStep, Sampling, SlotBind, StepDone
 from engine.model.checkpoint import load_checkpoint
 from engine.model.config import ModelConfig
 from engine.model.dummy import dummy_weights
+from engine.model.groups import ALONE, Groups
 from engine.model.model import DeepseekV4
 from engine.model.ops import TorchOps
+from engine.model.share import share_of
 from engine.runner.step import StepRunner
 from engine.threads import choose_threads
 
@@ -50,15 +52,16 @@ class Loaded:
         return self.runner.execute(job)
 
 
-def load_rank(settings: Settings, say: Say) -> Loaded:
-    """Loads the model of the settings, sizes its cache, warms it up. Call it on the device thread.
+def load_rank(settings: Settings, say: Say, groups: Groups = ALONE) -> Loaded:
+    """Loads a rank's part of the model, sizes its cache, warms it up. Call it on the device thread.
 
+    groups  the ranks that this one acts with; their steps of the warm-up meet
     raises  ConfigError, CheckpointError
     """
     begin = time.perf_counter()
     device, dtype = torch.device(settings.device), getattr(torch, settings.dtype)
     say(f"loading {settings.model_path} ({settings.load_format}, {settings.dtype}, {settings.device})")
-    config, weights = _weights(settings, dtype, device, say)
+    config, weights = _weights(settings, groups, dtype, device, say)
     model = DeepseekV4(
         config,
         weights,
@@ -67,8 +70,11 @@ def load_rank(settings: Settings, say: Say) -> Loaded:
         deterministic=settings.deterministic,
         kv_rounding="none",
         ops=operations(settings),
+        groups=groups,
+        split_head=settings.enable_dp_lm_head,
     )
-    free = free_host_bytes() if device.type == "cpu" else torch.cuda.mem_get_info(device)[0]
+    # Ranks on the CPU share the host's memory, each of those on devices has its own.
+    free = free_host_bytes() // groups.dp.size if device.type == "cpu" else torch.cuda.mem_get_info(device)[0]
     sizes = cache_sizes(config, settings, dtype.itemsize, free)
     state = KVState(config, sizes.slots, sizes.full_pages, sizes.window_pages, device, dtype)
     say(
@@ -88,17 +94,18 @@ def operations(settings: Settings) -> TorchOps | None:
 
 
 def _weights(
-    settings: Settings, dtype: torch.dtype, device: torch.device, say: Say
+    settings: Settings, groups: Groups, dtype: torch.dtype, device: torch.device, say: Say
 ) -> tuple[ModelConfig, Mapping[str, Tensor]]:
+    config = ModelConfig.from_json(settings.model_path)
+    share = share_of(config, groups, split_head=settings.enable_dp_lm_head)
     if settings.load_format == "dummy":
-        config = ModelConfig.from_json(settings.model_path)
-        return config, dummy_weights(config, dtype, device)
+        return config, dummy_weights(config, dtype, device, rule=share.rule)
 
     def progress(done: int, total: int, name: str) -> None:
         if done == total or done * SAID_PARTS // total != (done - 1) * SAID_PARTS // total:
             say(f"loaded {done} of {total} tensors")
 
-    return load_checkpoint(settings.model_path, dtype, device, progress=progress)
+    return load_checkpoint(settings.model_path, dtype, device, rule=share.rule, progress=progress)
 
 
 def eos_of(config: ModelConfig, folder: Path) -> tuple[int, ...]:
@@ -114,7 +121,10 @@ def eos_of(config: ModelConfig, folder: Path) -> tuple[int, ...]:
 
 
 def warm_up(loaded: Loaded, settings: Settings, say: Say) -> None:
-    """Runs real steps in slot 1: packs weights, chooses the threads, and leaves the slot to be bound anew."""
+    """Runs real steps in slot 1: packs weights, chooses the threads, and leaves the slot to be bound anew.
+
+    Every rank runs the same steps at once, so that their collectives meet.
+    """
     sampling = Sampling(max_new_tokens=1)
     step = [0]
 
@@ -134,6 +144,7 @@ def warm_up(loaded: Loaded, settings: Settings, say: Say) -> None:
                 counts=column(count),
                 tokens=column(*range(count)),
                 samples=b"\1",
+                ranks=((-1, count, 1),) * loaded.runner.model.groups.dp.size,
                 pages=column(1, 0, 1, 1) if bound else b"",
                 binds=(SlotBind(1, 0, 0, 0, sampling, WARM_TOKENS),) if bound else (),
             )
@@ -145,6 +156,6 @@ def warm_up(loaded: Loaded, settings: Settings, say: Say) -> None:
             one_step(position, 1)
 
     if settings.device == "cpu":
-        choose_threads(settings.threads, torch.set_num_threads, work, say)
+        choose_threads(settings.threads, torch.set_num_threads, work, say, settings.dp_size)
     else:
         work()

@@ -121,6 +121,17 @@ class Peer(Message, frozen=True):
     values: tuple[int, ...]
 
 
+class PeerDown(Message, frozen=True):
+    """Exchange -> rank, behind all that the peer sent: rank `src` is gone, or out of reach; -1: some rank.
+
+    kind, reason  class in engine/errors.py and text of the error that this rank ends with
+    """
+
+    src: int
+    kind: str
+    reason: str
+
+
 class StepDone(Message, frozen=True):
     """Device thread -> rank: the step's results are on the host.
 
@@ -180,6 +191,10 @@ class RunStep(Message, frozen=True):
     samples             uint8[B] 1 where the group's last row is sampled
     pages               int32[P,4] rows (slot, logical page, full page id, window page id): new table entries
     binds               slots that are (re)bound before this step
+
+    bucket              captured size in tokens that the ranks agreed on; 0: the step runs eagerly
+    ranks               (requests, tokens, most rows whose logits are wanted) of each rank, in order, equal
+                        on all; requests -1 where the rank reads prompts; empty where there is one rank
     """
 
     epoch: int
@@ -192,6 +207,8 @@ class RunStep(Message, frozen=True):
     samples: bytes
     pages: bytes = b""
     binds: tuple[SlotBind, ...] = ()
+    bucket: int = 0
+    ranks: tuple[tuple[int, int, int], ...] = ()
 
 
 # ---- detokenizer --------------------------------------------------------------------------------
@@ -335,11 +352,15 @@ class Deltas(Message, frozen=True):
 
 
 class Entry(Message, frozen=True):
-    """One completion that an HTTP request wants; fields as in Submit and Watch."""
+    """One completion that an HTTP request wants; fields as in Submit and Watch.
+
+    route  the rank that the client demands for it alone; -1 none
+    """
 
     sink: int
     prompt: bytes
     sampling: Sampling
+    route: int = -1
     rid: str = ""
     child: int = 0
     stop: tuple[str, ...] = ()
@@ -351,23 +372,48 @@ class Entry(Message, frozen=True):
     timing: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0)
 
 
-class Enqueue(Message, frozen=True):
-    """HTTP side -> ingress: entries that reach one rank whole or are refused whole (I3).
+class RankLoad(Message, frozen=True):
+    """What a rank published last of its load.
 
-    route  the rank that the client demands; -1 none
+    number    of the publication, ascending
+    tokens    computed ones in its cache, and those that wait to be
+    received  prompt tokens that it was ever sent
+    """
+
+    rank: int
+    number: int
+    tokens: int
+    received: int
+
+
+class Enqueue(Message, frozen=True):
+    """HTTP side -> ingress: entries that are accepted whole or refused whole.
+
+    Those with a `route` reach that one rank, in one message (I3). Others are spread, and the completions of a
+    prompt (child 0 and those behind it) stay together.
+
+    route  the rank that the client demands for all; -1 none
     slot   opaque reply slot: answered with Accepted, or with an EngineError
+    now_s  the loop's clock
+    loads  of the ranks, as far as they publish them
     """
 
     entries: tuple[Entry, ...]
     route: int = -1
     slot: Any = None
+    now_s: float = 0.0
+    loads: tuple[RankLoad, ...] = ()
 
 
 class Accepted(Message, frozen=True):
-    """Ingress -> HTTP side, the answer to Enqueue: ids in the order of the entries, and their rank."""
+    """Ingress -> HTTP side, the answer to Enqueue: ids in the order of the entries, and their ranks.
+
+    refresh  what became of `loads`: refreshed, throttled, stale; empty without
+    """
 
     ids: tuple[int, ...]
-    rank: int
+    ranks: tuple[int, ...]
+    refresh: str = ""
 
 
 class Ended(Message, frozen=True):

@@ -5,7 +5,7 @@ Names and labels are those that dashboards of this kind of server scrape; the pr
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from prometheus_client import (
@@ -17,6 +17,7 @@ from prometheus_client import (
     generate_latest,
 )
 
+from engine.actors.routing import EXPLICIT
 from engine.messages import Snapshot
 from engine.rank_metrics import RankMetrics
 
@@ -26,8 +27,8 @@ disable_created_metrics()  # type: ignore[no-untyped-call]
 LATENCY_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500)
 TOKENS = (1, 4, 16, 64, 256, 1024, 4096, 16384, 65536, 262144, 1048576)
 STREAMING = ("false", "true")
-POLICIES = ("total_requests", "explicit")
-"""How a rank was chosen: the fewest requests, or the client's word."""
+REFRESHES = ("refreshed", "throttled", "stale")
+"""What became of the ranks' published loads when a group was spread."""
 
 
 @dataclass(slots=True)
@@ -50,11 +51,19 @@ class Metrics:
 
     ranks      data-parallel ranks
     endpoints  paths of the HTTP side
+    method     how requests are spread that demand no rank
     """
 
     def __init__(
-        self, prefix: str, model_name: str, ranks: int, context_length: int, endpoints: Iterable[str]
+        self,
+        prefix: str,
+        model_name: str,
+        ranks: int,
+        context_length: int,
+        endpoints: Iterable[str],
+        method: str = "total_requests",
     ) -> None:
+        self._method = method
         self.registry = CollectorRegistry()
         self._prefix = prefix
         self._model = model_name
@@ -73,13 +82,19 @@ class Metrics:
         """A rank's load and counters."""
         self._rank_series.note(msg)
 
-    def routed(self, rank: int, demanded: bool, completions: int) -> None:
-        """A group of completions went to a rank, whole; `demanded`: its client named the rank."""
-        policy = POLICIES[demanded]
-        self.routed_requests.labels(self._model, str(rank), policy).inc(completions)
-        if demanded and completions > 1:
-            self.atomic_batches.labels(self._model, str(rank), policy).inc()
-            self.atomic_items.labels(self._model, str(rank), policy).inc(completions)
+    def routed(self, ranks: Sequence[int], demanded: Sequence[int], route: int) -> None:
+        """Completions went to these ranks; their client demanded those (-1: none), or `route` for all."""
+        for rank, wanted in zip(ranks, demanded, strict=True):
+            policy = self._method if wanted == -1 else EXPLICIT
+            self.routed_requests.labels(self._model, str(rank), policy).inc()
+        if route != -1 and len(ranks) > 1:
+            self.atomic_batches.labels(self._model, str(route), EXPLICIT).inc()
+            self.atomic_items.labels(self._model, str(route), EXPLICIT).inc(len(ranks))
+
+    def refreshed(self, result: str) -> None:
+        """What became of the ranks' loads; empty where there are none."""
+        if result:
+            self.budget_refreshes.labels(self._model, result).inc()
 
     def accepted(self, line: Timeline) -> None:
         """A completion was accepted."""
@@ -163,6 +178,9 @@ class Metrics:
         self.atomic_items = self._counter(
             "dp_atomic_batch_items_total", "completions in such groups", by_rank
         )
+        self.budget_refreshes = self._counter(
+            "dp_budget_refresh_total", "looks at the loads that ranks publish", ("model_name", "result")
+        )
 
     def _http_series(self) -> None:
         self.http_requests = self._counter("http_requests_total", "HTTP requests received", ("endpoint",))
@@ -183,10 +201,12 @@ class Metrics:
         for sizes in (self.between_tokens, self.per_token, self.prompt_sizes, self.generation_sizes):
             sizes.labels(self._model)
         for rank in range(ranks):
-            for policy in POLICIES:
+            for policy in (self._method, EXPLICIT):
                 self.routed_requests.labels(self._model, str(rank), policy)
             for series in (self.atomic_batches, self.atomic_items):
-                series.labels(self._model, str(rank), POLICIES[True])
+                series.labels(self._model, str(rank), EXPLICIT)
+        for result in REFRESHES:
+            self.budget_refreshes.labels(self._model, result)
         for endpoint in endpoints:
             self.http_requests.labels(endpoint)
             self.http_responses.labels(endpoint, "200")

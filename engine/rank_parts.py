@@ -20,11 +20,28 @@ from engine.messages import StepDone
 class ModelParts:
     """Parts of `engine.rank_process` for a rank that runs a model."""
 
+    _rank = 0
+    _meeting = ""
+
+    def place(self, rank: int, meeting: str) -> None:
+        """As Parts.place."""
+        self._rank, self._meeting = rank, meeting
+
     def load(self, settings: Settings, say: Callable[[str], None]) -> StepRunner:
         """Weights, cache, warm-up. Imports torch, a second for which the link's greeting must not wait."""
-        from engine.loading import load_rank
+        import torch
 
-        return load_rank(settings, say)
+        from engine.loading import load_rank
+        from engine.model.groups import ONE, Group, Groups
+        from engine.runner.collectives import open_groups
+
+        ranks, device = settings.dp_size, torch.device(settings.device)
+        if not self._meeting:
+            # Ranks whose models share nothing agree on steps, and need no collective.
+            return load_rank(settings, say, Groups(Group(self._rank, ranks, None, None), ONE))
+        meet_at = f"file://{self._meeting}/groups"
+        groups = open_groups(self._rank, ranks, settings.ep_size, device, meet_at, settings.watchdog_s)
+        return load_rank(settings, say, groups)
 
     def device(
         self, load: Callable[[], StepRunner], deliver: Callable[[StepDone], None], timers: Timers

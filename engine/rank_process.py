@@ -10,12 +10,14 @@ import socket
 import sys
 import traceback
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 import anyio
 import msgspec
 from anyio.abc import SocketStream
 
+from engine import errors
 from engine.actors.core import Core
 from engine.actors.device import Device, StepRunner, name_thread
 from engine.actors.links import Link
@@ -24,10 +26,12 @@ from engine.actors.process import Process, log_to_stderr, report_to_stderr
 from engine.actors.timers import Timers
 from engine.actors.wire import ByteStream
 from engine.actors.wiring import Wiring, wiring
+from engine.board import board_of
 from engine.children import die_with_parent, leave_signals_to_parent
 from engine.config import Settings
 from engine.errors import ActorFailed, DeviceFailed, EngineError
 from engine.messages import Message, RankUp, StepDone, Stop
+from engine.peers import join_by_exchange, join_by_links
 
 GREET_S = 30.0
 JOIN_S = 2.0
@@ -37,14 +41,27 @@ CLEAN, FAILED, ORPHANED = 0, 1, 3
 
 
 class Told(msgspec.Struct):
-    """What a rank's process reads from its standard input."""
+    """What a rank's process reads from its standard input.
+
+    peers    descriptor of the link to each other rank, where links carry the exchange
+    session  of the native exchange, where that carries it; the same on both ranks
+    meeting  folder of the files by which the ranks' process groups find each other; empty: there are none
+    board    descriptor of the file of loads, -1 where nobody reads them
+    """
 
     rank: int
     settings: Settings
+    peers: dict[int, int] = {}
+    session: str = ""
+    meeting: str = ""
+    board: int = -1
 
 
 class Parts(Protocol):
     """What a rank is made of; tests put a runner without a model in its place."""
+
+    def place(self, rank: int, meeting: str) -> None:
+        """Called first: which rank this is, and the folder where its process groups meet (empty: none)."""
 
     def load(self, settings: Settings, say: Callable[[str], None]) -> StepRunner:
         """On the device thread: whatever takes long. `say` prints progress."""
@@ -86,7 +103,21 @@ def run_process(descriptor: int, parts: Parts) -> None:
 
 async def _main(told: Told, sock: socket.socket, parts: Parts) -> int:
     stream = await SocketStream.from_socket(sock)
-    return await live(told, stream, parts, wiring(), report_to_stderr, lambda process: None)
+    return await live(told, stream, parts, wiring(), report_to_stderr, await _way_to_peers(told))
+
+
+async def _way_to_peers(told: Told) -> Callable[[Process], None]:
+    """What connects this rank to the others, as the settings say."""
+    settings = told.settings
+    if settings.dp_size == 1:
+        return lambda process: None
+    if settings.dp_exchange == "native":
+        from engine.exchange.native import NativeExchange
+
+        exchange = partial(NativeExchange, told.session, told.rank, settings.watchdog_s)
+        return join_by_exchange(told.rank, settings.dp_size, exchange)
+    ends = {peer: socket.socket(fileno=descriptor) for peer, descriptor in told.peers.items()}
+    return join_by_links(told.rank, {peer: await SocketStream.from_socket(end) for peer, end in ends.items()})
 
 
 async def live(
@@ -139,6 +170,8 @@ async def run_rank(told: Told, process: Process, link: Link, parts: Parts) -> No
     name = f"rank{told.rank}"
     settings = told.settings
     mailbox = process.mailbox(name)
+    parts.place(told.rank, told.meeting)
+    process.refs["board"] = board_of(told.board, settings.dp_size)
     async with anyio.create_task_group() as tasks:
         device = parts.device(lambda: parts.load(settings, sayer(name)), mailbox.tell_first, process.timers)
         tasks.start_soon(device.run, JOIN_S)
@@ -152,21 +185,30 @@ async def run_rank(told: Told, process: Process, link: Link, parts: Parts) -> No
         process.tick(name, settings.snapshot_s, parts.wall_s)
         core = parts.core(settings, told.rank, runner)
         reason = await process.keep(name, lambda: core, device.submit)
+        if core.state == "lost":
+            raise _error_named(reason)
         if core.state != "stopped":
             # Silence has no traceback of its own: where every thread stands is all there is to see.
             parts.dump()
             raise DeviceFailed(f"{name} ended in state {core.state}: {reason}")
         with anyio.move_on_after(FLUSH_S):
-            await link.flush()
+            await process.flush()
         tasks.cancel_scope.cancel()
+
+
+def _error_named(reason: str) -> EngineError:
+    """The error of `PeerDown`: its class, then its text."""
+    kind, _, text = reason.partition(": ")
+    found: type[EngineError] = getattr(errors, kind)
+    return found(text)
 
 
 async def _loaded(device: Device, mailbox: Mailbox, alone: bool) -> StepRunner | None:
     """The runner, or None where a rank without peers is told to stop while it loads.
 
-    Peers that were faster may have begun the first round: what they sent is kept for the core. They can't stop
-    without this rank either, so with peers the core hears of `Stop` when it is there. A load that takes too long
-    for that is ended by the shutdown coordinator.
+    Peers that were faster may have begun the first round: what they sent is kept for the core. They can't
+    stop without this rank either, so with peers the core hears of `Stop` when it is there. A load that takes
+    too long for that is ended by the shutdown coordinator.
     """
     runner: StepRunner | None = None
     early: list[Message] = []

@@ -15,9 +15,10 @@ WORTH = 0.8
 """More threads must take at most this share of one thread's time; less gain is noise, and costs others."""
 
 
-def environment(threads: int) -> dict[str, str]:
-    """What a rank's process must find in its environment; `threads` 0: as many as allowed."""
-    return {"OMP_WAIT_POLICY": "PASSIVE", "OMP_NUM_THREADS": str(threads or allowed()), "KMP_BLOCKTIME": "0"}
+def environment(threads: int, ranks: int = 1) -> dict[str, str]:
+    """What a rank's process must find in its environment; `threads` 0: its share of what is allowed."""
+    count = threads or share(ranks)
+    return {"OMP_WAIT_POLICY": "PASSIVE", "OMP_NUM_THREADS": str(count), "KMP_BLOCKTIME": "0"}
 
 
 def allowed() -> int:
@@ -25,18 +26,28 @@ def allowed() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def choose_threads(
-    wanted: int, use: Callable[[int], None], work: Callable[[], object], say: Callable[[str], None]
-) -> int:
-    """`wanted`, or where that is 0 the faster of one thread and all; in use when this returns.
+def share(ranks: int) -> int:
+    """Processors for each of so many ranks of this host."""
+    return max(1, allowed() // ranks)
 
-    use   sets the number for the calling thread
-    work  the load that is measured, of some milliseconds
+
+def choose_threads(
+    wanted: int,
+    use: Callable[[int], None],
+    work: Callable[[], object],
+    say: Callable[[str], None],
+    ranks: int = 1,
+) -> int:
+    """`wanted`, or where that is 0 the faster of one thread and the rank's share; in use when this returns.
+
+    use    sets the number for the calling thread
+    work   the load that is measured, of some milliseconds
+    ranks  that share this host, and measure at the same time
     """
     if wanted:
         use(wanted)
         return wanted
-    taken_s = {count: _fastest_s(count, use, work) for count in sorted({1, allowed()})}
+    taken_s = {count: _fastest_s(count, use, work) for count in sorted({1, share(ranks)})}
     fastest = min(taken_s, key=lambda count: taken_s[count])
     best = fastest if taken_s[fastest] < WORTH * taken_s[1] else 1
     use(best)

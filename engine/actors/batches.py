@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from engine.actors.requests import Requests
-from engine.actors.schedule import IDLE, MODES, Column, Graphs, Rows, Want, mode_of
+from engine.actors.schedule import IDLE, MODES, Column, Decision, Graphs, Rows, Want, loads, mode_of
 from engine.messages import RunStep, Sampling, SlotBind
 
 RELAY = -1
@@ -68,6 +70,13 @@ def idle_batch(epoch: int, want: Want) -> Batch:
     none = np.zeros(0, np.int64)
     step = RunStep(epoch, MODES[IDLE], b"", b"", b"", b"", b"", b"")
     return Batch(none.astype(np.intp), none, none, none.astype(np.uint8), 0, want, step)
+
+
+def agreed(batch: Batch, wants: Sequence[Want], decision: Decision) -> RunStep:
+    """The batch's step with what all ranks have agreed on; a single rank has nothing to agree on."""
+    if len(wants) == 1 and not decision.bucket:
+        return batch.step
+    return msgspec.structs.replace(batch.step, bucket=decision.bucket, ranks=loads(wants))
 
 
 def assemble(requests: Requests, epoch: int, draft: Draft, graphs: Graphs) -> Batch:

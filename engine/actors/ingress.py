@@ -1,4 +1,6 @@
-"""Ingress: ids, routes and limits. A group of requests goes to one live rank whole, or nowhere.
+"""Ingress: ids, routes and limits. A group of requests is accepted whole or refused whole.
+
+All ranks step together, so that requests are taken while all are live, and all fail with the first.
 
 Life of a request: accepted (Watch to the detokenizer, then Submit to a rank), live, forgotten on `Ended`.
 """
@@ -9,6 +11,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from engine.actors.core import Core, Reply, Send
+from engine.actors.routing import Router, Unit, units_of
+from engine.actors.submits import submit_of, watch_of
 from engine.errors import BadRequest, EngineError, NotServing, QueueFull
 from engine.messages import (
     FAILED,
@@ -18,24 +22,29 @@ from engine.messages import (
     Drained,
     Ended,
     Enqueue,
-    Entry,
     RankDown,
     RankUp,
     RequestFailed,
     Stop,
     Submit,
     SubmitBatch,
-    Watch,
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Live:
-    """An accepted request that has no terminal event yet. `group` is the id of its group's first request."""
+    """An accepted request that has no terminal event yet.
+
+    group   id of the first request of those that stay together
+    call    id of the first request of its HTTP request
+    tokens  of its prompt
+    """
 
     rank: int
     rid: str
     group: int
+    call: int = 0
+    tokens: int = 0
 
 
 class Ingress(Core):
@@ -43,12 +52,13 @@ class Ingress(Core):
 
     ranks  ranks that the server was started with
     limit  most requests, running and queued, that one rank may have
+    policy how requests that demand no rank are spread
     """
 
     SPEC: ClassVar[str] = "ingress"
-    DATA: ClassVar[tuple[str, ...]] = ("next_id", "up", "live", "loads")
+    DATA: ClassVar[tuple[str, ...]] = ("next_id", "up", "live", "loads", "router")
 
-    def __init__(self, ranks: int, limit: int) -> None:
+    def __init__(self, ranks: int, limit: int, policy: str = "total_requests") -> None:
         super().__init__()
         self.ranks = ranks
         self.limit = limit
@@ -56,6 +66,7 @@ class Ingress(Core):
         self.up: set[int] = set()
         self.live: dict[int, Live] = {}
         self.loads: dict[int, int] = dict.fromkeys(range(ranks), 0)
+        self.router = Router(policy, ranks)
 
     # ---- guards -------------------------------------------------------------------------------
 
@@ -65,16 +76,12 @@ class Ingress(Core):
         return bool(wanted) and any(live.rid in wanted for live in self.live.values())
 
     def wants_an_unknown_rank(self, msg: Enqueue) -> bool:
-        """The demanded rank isn't one of this server's."""
-        return msg.route != -1 and not 0 <= msg.route < self.ranks
-
-    def wants_a_dead_rank(self, msg: Enqueue) -> bool:
-        """The demanded rank exists, but isn't live."""
-        return msg.route != -1 and msg.route not in self.up
+        """A demanded rank isn't one of this server's."""
+        return self.unknown_route(msg) != -1
 
     def is_over_the_limit(self, msg: Enqueue) -> bool:
-        """The rank that would get the group can't take all of it."""
-        return self.loads[self.rank_for(msg)] + len(msg.entries) > self.limit
+        """A rank that would get a part of the group can't take all of that part."""
+        return self.fullest(msg)[1] > self.limit
 
     def is_live(self, msg: Abort | Ended) -> bool:
         """The request has no terminal event yet."""
@@ -84,9 +91,9 @@ class Ingress(Core):
         """The one request that is left."""
         return len(self.live) == 1 and msg.request_id in self.live
 
-    def is_the_last_rank(self, msg: RankDown) -> bool:
-        """No other rank is live."""
-        return self.up <= {msg.rank}
+    def is_the_last_to_come(self, msg: RankUp) -> bool:
+        """All others are live."""
+        return len(self.up | {msg.rank}) == self.ranks
 
     def has_no_request(self, msg: Drain | Stop) -> bool:
         """Nothing is left to wait for."""
@@ -95,19 +102,28 @@ class Ingress(Core):
     # ---- actions ------------------------------------------------------------------------------
 
     def accept(self, msg: Enqueue) -> None:
-        """The group gets ids and goes to its rank in one message."""
-        rank = self.rank_for(msg)
+        """The entries get ids; each rank gets its part of them in one message."""
+        units, ranks = self.assigned(msg)
+        refresh = self.router.budgets.refresh(msg.loads, msg.now_s)
+        self.router.note(units, ranks)
         first = self.next_id
         self.next_id += len(msg.entries)
-        for request_id, entry in enumerate(msg.entries, first):
-            self.live[request_id] = Live(rank, entry.rid, first)
-            self.emit(Send("detok", watch_of(request_id, rank, entry)))
-        self.loads[rank] += len(msg.entries)
-        items = tuple(
-            submit_of(request_id, msg.route, entry) for request_id, entry in enumerate(msg.entries, first)
-        )
-        self.emit(Send(rank_name(rank), SubmitBatch(items)))
-        self.emit(Reply(msg.slot, Accepted(tuple(range(first, self.next_id)), rank)))
+        batches: dict[int, list[Submit]] = {}
+        of_each: list[int] = []
+        for unit, rank in zip(units, ranks, strict=True):
+            for place in range(unit.first, unit.first + unit.count):
+                entry, request_id = msg.entries[place], first + place
+                self.live[request_id] = Live(
+                    rank, entry.rid, first + unit.first, first, len(entry.prompt) // 4
+                )
+                self.emit(Send("detok", watch_of(request_id, rank, entry)))
+                batches.setdefault(rank, []).append(submit_of(request_id, unit.route, entry))
+                of_each.append(rank)
+            self.loads[rank] += unit.count
+        for rank, items in batches.items():
+            self.emit(Send(rank_name(rank), SubmitBatch(tuple(items))))
+        ids = tuple(range(first, self.next_id))
+        self.emit(Reply(msg.slot, Accepted(ids, tuple(of_each), refresh)))
 
     def cancel(self, msg: Abort) -> None:
         """Rank and detokenizer drop the request; the detokenizer's answer ends its life here."""
@@ -116,19 +132,26 @@ class Ingress(Core):
 
     def forget(self, msg: Ended) -> None:
         """The request is over."""
-        self.loads[self.live.pop(msg.request_id).rank] -= 1
+        live = self.live.pop(msg.request_id)
+        self.loads[live.rank] -= 1
+        self.router.budgets.remove(live.rank, live.tokens)
 
     def add_rank(self, msg: RankUp) -> None:
         """The rank takes requests from now on."""
         self.up.add(msg.rank)
 
     def lose_rank(self, msg: RankDown) -> None:
-        """Every request of the rank fails; the others don't notice."""
+        """No step can be agreed any more: every request fails now, whichever rank has it."""
         self.up.discard(msg.rank)
+        cause = f"rank {msg.rank} has ended: {msg.reason or 'no reason given'}"
         for request_id, live in self.live.items():
-            if live.rank == msg.rank:
-                cause = f"rank {msg.rank} has ended: {msg.reason or 'no reason given'}"
-                self.emit(Send("detok", RequestFailed(request_id, FAILED, 500, cause)))
+            if live.rank in self.up:
+                self.emit(Send(rank_name(live.rank), Abort(request_id)))
+            self.emit(Send("detok", RequestFailed(request_id, FAILED, 500, cause)))
+
+    def drop_rank(self, msg: RankDown) -> None:
+        """The rank ended before, or after, all were live: no request is left to fail."""
+        self.up.discard(msg.rank)
 
     def end_all(self, msg: Stop) -> None:
         """Every request ends now, with an error."""
@@ -152,18 +175,19 @@ class Ingress(Core):
 
     def refuse_route(self, msg: Enqueue) -> None:
         """400: no such rank."""
-        text = f"routed_dp_rank: {msg.route} is not in [0, {self.ranks})"
+        text = f"routed_dp_rank: {self.unknown_route(msg)} is not in [0, {self.ranks})"
         self._refuse(msg, BadRequest(text, param="routed_dp_rank"))
 
     def refuse_no_rank(self, msg: Enqueue) -> None:
-        """503: nobody is there to take it."""
-        text = "no rank is live" if msg.route == -1 else f"rank {msg.route} is not live"
-        self._refuse(msg, NotServing(text))
+        """503: a rank is missing, and without it none can take a step."""
+        missing = sorted(set(range(self.ranks)) - self.up)
+        self._refuse(msg, NotServing(f"rank {missing[0]} is not live"))
 
     def refuse_full(self, msg: Enqueue) -> None:
         """429: later there may be room."""
-        load = self.loads[self.rank_for(msg)]
-        text = f"{len(msg.entries)} requests find {load} of {self.limit} places taken"
+        rank, wanted = self.fullest(msg)
+        taken = self.loads[rank]
+        text = f"{wanted - taken} requests find {taken} of {self.limit} places taken"
         self._refuse(msg, QueueFull(text))
 
     def refuse_draining(self, msg: Enqueue) -> None:
@@ -175,16 +199,30 @@ class Ingress(Core):
 
     # ---- questions ----------------------------------------------------------------------------
 
-    def rank_for(self, msg: Enqueue) -> int:
-        """The demanded rank, else the live one with the fewest requests."""
-        if msg.route != -1:
-            return msg.route
-        return min(sorted(self.up), key=lambda rank: self.loads[rank])
+    def unknown_route(self, msg: Enqueue) -> int:
+        """The first demanded rank that isn't one of this server's; -1 where there is none."""
+        routes = (msg.route, *(entry.route for entry in msg.entries))
+        return next((route for route in routes if route != -1 and not 0 <= route < self.ranks), -1)
+
+    def assigned(self, msg: Enqueue) -> tuple[list[Unit], list[int]]:
+        """What stays together, and the rank of each."""
+        units = units_of(msg)
+        tokens = self.router.budgets.after(msg.loads, msg.now_s)
+        return units, self.router.assign(units, sorted(self.up), self.loads, tokens)
+
+    def fullest(self, msg: Enqueue) -> tuple[int, int]:
+        """(rank, requests) of the rank that would have most of those that take a part of the group."""
+        totals = dict(self.loads)
+        units, ranks = self.assigned(msg)
+        for unit, rank in zip(units, ranks, strict=True):
+            totals[rank] += unit.count
+        rank = max(ranks, key=lambda rank: totals[rank])
+        return rank, totals[rank]
 
     # ---- invariants ---------------------------------------------------------------------------
 
     def groups_are_whole(self) -> bool:
-        """I3: the requests of one group are all on one rank."""
+        """I3: requests that stay together are all on one rank."""
         ranks: dict[int, int] = {}
         return all(ranks.setdefault(live.group, live.rank) == live.rank for live in self.live.values())
 
@@ -199,30 +237,3 @@ class Ingress(Core):
 def rank_name(rank: int) -> str:
     """The actor's name of a rank."""
     return f"rank{rank}"
-
-
-def watch_of(request_id: int, rank: int, entry: Entry) -> Watch:
-    """What the detokenizer has to know of an entry."""
-    return Watch(
-        request_id=request_id,
-        sink=entry.sink,
-        rank=rank,
-        stop=entry.stop,
-        keep_stop=entry.keep_stop,
-        skip_special_tokens=entry.skip_special_tokens,
-    )
-
-
-def submit_of(request_id: int, route: int, entry: Entry) -> Submit:
-    """What a rank has to know of an entry."""
-    return Submit(
-        request_id=request_id,
-        prompt=entry.prompt,
-        sampling=entry.sampling,
-        route=route,
-        child=entry.child,
-        cache_salt=entry.cache_salt,
-        priority=entry.priority,
-        deadline_s=entry.deadline_s,
-        timing=entry.timing,
-    )

@@ -5,13 +5,17 @@ Names are those that are scraped, without prefix, with labels in braces.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import numpy as np
+
 from engine.actors.batches import Batch
 from engine.actors.planning import Planner
 from engine.actors.requests import Requests
 from engine.actors.schedule import MODES, RATIO_ONE, Decision
 from engine.config import PAGE_TOKENS
 from engine.memory.pages import PagePool
-from engine.messages import StepDone
+from engine.messages import StepDone, Submit
 
 PATHS = ("decode_graph", "decode_none", "prefill_graph", "prefill_none")
 
@@ -25,6 +29,16 @@ class Ledger:
         self.seconds = dict.fromkeys(MODES[:-1], 0.0)
         self._before: tuple[float, int] | None = None
         self._throughput = 0.0
+        self._received = 0
+
+    def note_received(self, items: Sequence[Submit]) -> None:
+        """Requests came."""
+        self._received += sum(len(item.prompt) // 4 for item in items)
+
+    def load(self, requests: Requests) -> tuple[int, int]:
+        """(tokens that are computed or wait to be, prompt tokens that ever came)."""
+        rows = np.concatenate([requests.rows("active"), requests.rows("waiting")])
+        return int(requests.known[rows].sum()), self._received
 
     def note_launch(self, batch: Batch, decision: Decision) -> None:
         """A step went to the device."""

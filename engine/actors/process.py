@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import anyio
@@ -12,7 +12,7 @@ from anyio.abc import TaskGroup
 
 from engine.actors.ask import Asks
 from engine.actors.core import Core
-from engine.actors.links import Link, Ref, RemoteRef
+from engine.actors.links import Link, Ref
 from engine.actors.mailbox import Mailbox
 from engine.actors.shell import Shell
 from engine.actors.supervise import Child, Supervisor, recorder_of
@@ -43,6 +43,8 @@ class Process:
         self.report = report
         self.supervisor = Supervisor(self.asks, report, self.failed.append)
         self._cores: dict[str, Core] = {}
+        self._links: list[Link] = []
+        self._elsewhere: set[str] = set()
         self._tasks = tasks
         tasks.start_soon(self.timers.run)
 
@@ -99,15 +101,28 @@ class Process:
         codec = Codec(wiring.receivers, wiring.accepts(self.kind))
         outbox = Mailbox(f"{name} to {peer}", LINK_MESSAGES, "wait" if wiring.waits(kind) else "reject")
         link = Link(name, wiring.digest, stream, codec, outbox)
-        if kind != peer:
-            self.refs[peer] = link.ref(kind)
-        else:
-            self.refs.update({actor: link.ref(actor) for actor in wiring.held_by(kind)})
+        for actor in (peer,) if kind != peer else wiring.held_by(kind):
+            self.reach(actor, link.ref(kind_of(actor)))
+        self._links.append(link)
         return link
+
+    def reach(self, name: str, ref: Ref) -> None:
+        """From now on `ref` carries messages to the actor of that name in another process."""
+        self.refs[name] = ref
+        self._elsewhere.add(name)
+
+    async def flush(self) -> None:
+        """Waits until all that was told to other processes is in its transport, or the link has ended."""
+        for link in self._links:
+            await link.flush()
+
+    def spawn(self, act: Callable[..., Coroutine[Any, Any, None]], *args: object) -> None:
+        """Runs a task of this process in the background."""
+        self._tasks.start_soon(act, *args)
 
     async def run_link(self, link: Link) -> None:
         """Moves the link's messages until the far end is gone; raises BadMessage for a broken stream."""
-        local = {kind_of(name): ref for name, ref in self.refs.items() if not isinstance(ref, RemoteRef)}
+        local = {kind_of(name): ref for name, ref in self.refs.items() if name not in self._elsewhere}
         try:
             await link.run(local, self._note_bad)
         finally:

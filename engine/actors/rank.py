@@ -7,7 +7,7 @@ While a step runs the next one is agreed and sent to the device, from plans that
 
 from __future__ import annotations
 
-from engine.actors.batches import Batch, idle_batch
+from engine.actors.batches import Batch, agreed, idle_batch
 from engine.actors.core import Core, Run, Send, Stop
 from engine.actors.intake import CLIENT_GONE, Intake, RankSetup
 from engine.actors.ledger import Ledger
@@ -18,7 +18,17 @@ from engine.actors.results import Results
 from engine.actors.schedule import STOPPING, Decision, Want, decide
 from engine.errors import NotServing
 from engine.memory.pages import PagePool
-from engine.messages import Abort, Peer, RequestFailed, Snapshot, StepDone, SubmitBatch, Tick
+from engine.messages import (
+    Abort,
+    Peer,
+    PeerDown,
+    RankLoad,
+    RequestFailed,
+    Snapshot,
+    StepDone,
+    SubmitBatch,
+    Tick,
+)
 
 
 class Rank(Core):
@@ -76,6 +86,11 @@ class Rank(Core):
         assert self.plan is not None
         return self.nobody_runs(msg) and self.plan.want.mode != STOPPING
 
+    def offers_nothing(self, msg: PeerDown) -> bool:
+        """No row rides in what this rank offered."""
+        assert self.plan is not None
+        return self.plan.want.tokens == 0
+
     def everyone_stops(self, msg: None) -> bool:
         """Every rank wants to stop."""
         return all(want.mode == STOPPING for want in self._wants())
@@ -84,6 +99,7 @@ class Rank(Core):
 
     def accept(self, msg: SubmitBatch) -> None:
         """Requests wait from now on, before the next batch is formed (I3)."""
+        self._ledger.note_received(msg.items)
         self.intake.enqueue(msg.items)
 
     def refuse(self, msg: SubmitBatch) -> None:
@@ -144,7 +160,9 @@ class Rank(Core):
     def _close_round(self) -> tuple[Batch, Decision]:
         assert self.plan is not None
         batch, self.plan = self.plan, None
-        self.decision = decide(self._wants(), self.setup.graphs)
+        wants = self._wants()
+        self.decision = decide(wants, self.setup.graphs)
+        batch.step = agreed(batch, wants, self.decision)
         self.heard = [None] * self.setup.ranks
         self.next_epoch += 1
         return batch, self.decision
@@ -167,6 +185,13 @@ class Rank(Core):
         out = self._results.commit(batch, msg)
         if out is not None:
             self.emit(Send("detok", out))
+        self._publish_load()
+
+    def _publish_load(self) -> None:
+        """Of several ranks, for whoever spreads requests over them."""
+        if self.setup.ranks > 1:
+            tokens, received = self._ledger.load(self.requests)
+            self.emit(Send("board", RankLoad(self.setup.rank, 0, tokens, received)))
 
     # -- time and the end ----------------------------------------------------------------------
 
@@ -175,6 +200,7 @@ class Rank(Core):
         self.intake.check_deadlines(msg.now_s)
         self._ledger.note_tick(msg.now_s)
         self.emit(Send("api", self._snapshot(msg.wall_s)))
+        self._publish_load()
 
     def _snapshot(self, wall_s: float) -> Snapshot:
         held = self.requests.held
@@ -197,6 +223,10 @@ class Rank(Core):
         self._close_round()
         self.emit(Stop("stopped"))
 
+    def end_alone(self, msg: PeerDown) -> None:
+        """Nothing is left here that needs the others; how the peer ended is for the launcher to say."""
+        self.emit(Stop("stopped"))
+
     def report_stall(self, msg: object) -> None:
         """The process ends with an error."""
         missing = [rank for rank, want in enumerate(self.heard) if want is None]
@@ -206,6 +236,10 @@ class Rank(Core):
                 f"stalled: steps {epochs} on the device, ranks {missing} not heard in round {self.next_epoch}"
             )
         )
+
+    def report_loss(self, msg: PeerDown) -> None:
+        """The process ends with the error that the message names."""
+        self.emit(Stop(f"{msg.kind}: {msg.reason}"))
 
     # -- invariants ----------------------------------------------------------------------------
 

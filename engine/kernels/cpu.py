@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from engine.errors import ShapeMismatch
+from engine.model.invariant import in_order
 from engine.model.ops import TorchOps
 from engine.model.step import Keys
 from engine.model.weights import HeadWeights, MhcWeights, MoeWeights
@@ -137,7 +138,7 @@ class CpuOps(TorchOps):
         self.kernels.mhc_post(*addresses, rows, hidden)
         return out
 
-    def logits(self, streams: Tensor, head: HeadWeights, hc_eps: float, eps: float) -> Tensor:
+    def head_rows(self, streams: Tensor, head: HeadWeights, hc_eps: float, eps: float) -> Tensor:
         rows, hc, hidden = streams.shape
         flat = streams.reshape(rows, hc * hidden)
         mix = self.linear(flat, head.fn) * self.inverse_rms(flat, eps)
@@ -145,7 +146,7 @@ class CpuOps(TorchOps):
         gates = torch.sigmoid(F.pad(mix * head.scale + head.base, (0, 0, 0, PANEL)))[:rows]
         weights = gates + hc_eps
         collapsed = (weights.unsqueeze(2) * flat.view(rows, hc, hidden)).sum(1)
-        return self.linear(self.rms_norm(collapsed, head.norm, eps), head.head)
+        return self.rms_norm(collapsed, head.norm, eps)
 
     def _keys(self, keys: Keys | None) -> tuple[int, int, int, int]:
         if keys is None:
@@ -204,6 +205,12 @@ class CpuOps(TorchOps):
         self.kernels.route(*addresses, bias, table, rows, experts, count, scaling)
         return ids, weights
 
+    def select(self, scores: Tensor, count: int) -> Tensor:
+        chosen = scores.topk(count, dim=-1, sorted=False).indices
+        unseen = scores.gather(-1, chosen).isneginf()
+        # In the order of the entries, so that a row's sums are those of a row without selection; unseen last.
+        return torch.where(unseen, scores.shape[-1] - 1, chosen).sort(dim=-1).values
+
     def swiglu(self, gate_up: Tensor, limit: float) -> Tensor:
         rows, inner = gate_up.shape[0], gate_up.shape[1] // 2
         gate_up, out = gate_up.contiguous(), torch.empty(rows, inner)
@@ -222,3 +229,13 @@ class CpuOps(TorchOps):
         sizes = (len(up.panels), down.n, down.k, up.bf16)
         self.kernels.moe(*addresses, rows, choices, *panels, *sizes, limit)
         return out
+
+    def expert_rows(self, x: Tensor, ids: Tensor, weights: Tensor, moe: MoeWeights, limit: float) -> Tensor:
+        rows, choices = ids.shape
+        # Each choice as a row of its own with one choice.
+        one_by_one = (ids.reshape(-1, 1), weights.reshape(-1, 1))
+        out = self.experts(x.repeat_interleave(choices, 0), *one_by_one, moe, limit)
+        return out.view(rows, choices, -1)
+
+    def sum_choices(self, rows: Tensor) -> Tensor:
+        return in_order(rows)

@@ -7,27 +7,30 @@ import zlib
 import torch
 from torch import Tensor
 
+from engine.model.checkpoint import ShardRule, whole
 from engine.model.config import ModelConfig
 from engine.model.layout import FLOAT_LAYOUT, Role, TensorSpec, expected_tensors
 
 
 def dummy_weights(
-    config: ModelConfig, dtype: torch.dtype, device: torch.device, seed: int = 0
+    config: ModelConfig, dtype: torch.dtype, device: torch.device, seed: int = 0, rule: ShardRule = whole
 ) -> dict[str, Tensor]:
-    """Backbone weights by DeepSeek's names, as the loader gives them.
+    """Backbone weights by DeepSeek's names, as the loader gives them to a rank of this rule.
 
     Matrices have variance 1 / inputs, norms lie around 1, other parameters around 0. Each tensor depends on
     its name and the seed only. Hash tables are balanced, and no token has an expert twice.
     """
     weights: dict[str, Tensor] = {}
     for name, spec in expected_tensors(config, FLOAT_LAYOUT).items():
+        shard = rule(name, spec)
+        if shard is None:
+            continue
         generator = torch.Generator(device).manual_seed(zlib.crc32(f"{seed} {name}".encode()))
         if spec.role is Role.TABLE:
-            weights[name] = _balanced_table(spec.shape, config.n_routed_experts, generator)
+            made = _balanced_table(spec.shape, config.n_routed_experts, generator)
         else:
-            weights[name] = _values(name, spec, generator).to(
-                torch.float32 if spec.role is Role.FP32 else dtype
-            )
+            made = _values(name, spec, generator).to(torch.float32 if spec.role is Role.FP32 else dtype)
+        weights[name] = made.narrow(shard.dim, shard.start, shard.stop - shard.start)
     return weights
 
 

@@ -36,6 +36,14 @@ def tiled(call: Callable[..., Tensor], *rows: Tensor) -> Tensor:
     return torch.cat(outs)[:count]
 
 
+def in_order(rows: Tensor) -> Tensor:
+    """The sum over dimension 1 of rows [T, k, H] in float32, added one by one from the first."""
+    total = rows[:, 0].float()
+    for choice in range(1, rows.shape[1]):
+        total = total + rows[:, choice]
+    return total
+
+
 class TileOps(TorchOps):
     """TorchOps whose rows are independent, bit for bit."""
 
@@ -88,9 +96,9 @@ class TileOps(TorchOps):
         plain = super().mhc_post
         return tiled(lambda *rows: plain(*(row.contiguous() for row in rows)), y, streams, post, comb)
 
-    def logits(self, streams: Tensor, head: HeadWeights, hc_eps: float, eps: float) -> Tensor:
-        """As TorchOps.logits, in tiles."""
-        plain = super().logits
+    def head_rows(self, streams: Tensor, head: HeadWeights, hc_eps: float, eps: float) -> Tensor:
+        """As TorchOps.head_rows, in tiles."""
+        plain = super().head_rows
         return tiled(lambda rows: plain(rows, head, hc_eps, eps), streams)
 
     def attend(self, q: Tensor, window: Keys, compressed: Keys | None, sink: Tensor) -> Tensor:
@@ -154,18 +162,24 @@ class TileOps(TorchOps):
         both = tiled(joined, x, token_ids)
         return both[:, :count].long(), both[:, count:].float()
 
-    def experts(self, x: Tensor, ids: Tensor, weights: Tensor, moe: MoeWeights, limit: float) -> Tensor:
-        """As TorchOps.experts: every expert on every tile, unchosen ones with weight 0."""
+    def expert_rows(self, x: Tensor, ids: Tensor, weights: Tensor, moe: MoeWeights, limit: float) -> Tensor:
+        """As TorchOps.expert_rows: every expert on every tile, unchosen ones with weight 0."""
+        held = moe.w13.shape[0]
 
         def of_rows(rows: Tensor, own_ids: Tensor, own_weights: Tensor) -> Tensor:
-            experts = moe.w13.shape[0]
-            spread = torch.zeros(rows.shape[0], experts, device=rows.device).scatter_(1, own_ids, own_weights)
-            every = rows.unsqueeze(0).expand(experts, -1, -1)
+            known = torch.where((own_ids < 0) | (own_ids >= held), held, own_ids)
+            spread = torch.zeros(rows.shape[0], held + 1, device=rows.device).scatter_(1, known, own_weights)
+            every = rows.unsqueeze(0).expand(held, -1, -1)
             inner = torch.bmm(every, moe.w13.transpose(1, 2))
-            act = self.swiglu(inner, limit) * spread.t().unsqueeze(2)
-            return torch.bmm(act.to(rows.dtype), moe.w2.transpose(1, 2)).sum(0, dtype=torch.float32)
+            act = self.swiglu(inner, limit) * spread[:, :held].t().unsqueeze(2)
+            out = F.pad(torch.bmm(act.to(rows.dtype), moe.w2.transpose(1, 2)), (0, 0, 0, 0, 0, 1))
+            return out[known, torch.arange(rows.shape[0], device=rows.device).unsqueeze(1)]
 
         return tiled(of_rows, x, ids, weights)
+
+    def sum_choices(self, rows: Tensor) -> Tensor:
+        """As TorchOps.sum_choices, choice by choice."""
+        return in_order(rows)
 
     def shared_expert(self, x: Tensor, moe: MoeWeights, limit: float) -> Tensor:
         """As TorchOps.shared_expert, in tiles."""

@@ -11,21 +11,23 @@ from torch import Tensor
 from engine.errors import ConfigError
 from engine.model.attention import LayerStep, attention
 from engine.model.config import C4, C128, ModelConfig
+from engine.model.groups import ALONE, Groups
 from engine.model.invariant import TileOps
 from engine.model.ops import TorchOps
+from engine.model.parallel import ExpertRows, Experts, Head, LocalExperts, LocalHead, SplitHead, SpreadExperts
 from engine.model.rope import compressed_frequencies, plain_frequencies, turns
 from engine.model.rounding import KVRounding, Rounding
+from engine.model.share import share_of
 from engine.model.step import LayerCache, Pending, StepRows, Turns
 from engine.model.weights import LayerWeights, Taker, head_weights, layer_weights
 
 
 @dataclass(frozen=True)
 class Dispatched:
-    """Rows on their way to the experts: normalised x [T, H], ids and weights [T, k], and the way back."""
+    """Rows on their way to the experts: own normalised x [T, H], what the experts here got, the way back."""
 
     x: Tensor
-    ids: Tensor
-    weights: Tensor
+    sent: ExpertRows
     streams: Tensor
     post: Tensor
     comb: Tensor
@@ -34,29 +36,33 @@ class Dispatched:
 class Layer:
     """One backbone layer, in four stages: attention, dispatch, experts, combine."""
 
-    def __init__(self, config: ModelConfig, weights: LayerWeights, ops: TorchOps) -> None:
-        self.config, self.weights, self.ops = config, weights, ops
+    def __init__(self, config: ModelConfig, weights: LayerWeights, ops: TorchOps, routed: Experts) -> None:
+        self.config, self.weights, self.ops, self.routed = config, weights, ops, routed
 
     def attention(self, streams: Tensor, step: LayerStep) -> Tensor:
         """Streams [T, hc, H] after the attention sub-block."""
         x, post, comb = self._enter(streams, ffn=False)
         return self.ops.mhc_post(attention(x, self.weights.attention, step), streams, post, comb)
 
-    def dispatch(self, streams: Tensor, token_ids: Tensor) -> Dispatched:
-        """Enters the expert sub-block and chooses experts; token_ids [T] int64."""
+    def dispatch(self, streams: Tensor, token_ids: Tensor, rows: StepRows) -> Dispatched:
+        """Enters the expert sub-block, chooses experts, sends the rows there; token_ids [T] int64."""
         x, post, comb = self._enter(streams, ffn=True)
         count, scaling = self.config.num_experts_per_tok, self.config.routed_scaling_factor
         ids, weights = self.ops.route(x, token_ids, self.weights.moe, count, scaling)
-        return Dispatched(x, ids, weights, streams, post, comb)
+        if rows.padding is not None:
+            outside = rows.padding.unsqueeze(1)
+            ids, weights = ids.masked_fill(outside, -1), weights.masked_fill(outside, 0)
+        return Dispatched(x, self.routed.send(x, ids, weights, rows.agreed), streams, post, comb)
 
     def experts(self, rows: Dispatched) -> Tensor:
-        """What routed and shared experts give, [T, H]."""
-        moe, limit = self.weights.moe, self.config.swiglu_limit
-        routed = self.ops.experts(rows.x, rows.ids, rows.weights, moe, limit)
-        return (routed + self.ops.shared_expert(rows.x, moe, limit)).to(rows.x.dtype)
+        """What this rank's routed experts give to the rows that they got."""
+        return self.routed.run(self.ops, rows.sent, self.weights.moe, self.config.swiglu_limit)
 
-    def combine(self, rows: Dispatched, y: Tensor) -> Tensor:
-        """Streams [T, hc, H] after the expert sub-block; y is `experts`' result."""
+    def combine(self, rows: Dispatched, given: Tensor) -> Tensor:
+        """Streams [T, hc, H] after the expert sub-block; `given` is `experts`' result."""
+        shared = self.ops.shared_expert(rows.x, self.weights.moe, self.config.swiglu_limit)
+        routed = self.routed.back(self.ops, given, rows.x.shape[0])
+        y = (routed + shared).to(rows.x.dtype)
         return self.ops.mhc_post(y, rows.streams, rows.post, rows.comb)
 
     def _enter(self, streams: Tensor, *, ffn: bool) -> tuple[Tensor, Tensor, Tensor]:
@@ -72,6 +78,8 @@ class DeepseekV4:
     deterministic  a row's bits don't depend on its neighbours: each query gathers its own keys, in order
     kv_rounding    "simulated" rounds what is cached as a quantised cache would
     ops            the kernel set; None: plain torch
+    groups         the ranks that this one acts with; experts are spread over `ep`
+    split_head     the head's rows are split over `dp`
     raises         CheckpointError for a missing or misshapen tensor, ConfigError
     """
 
@@ -85,6 +93,8 @@ class DeepseekV4:
         deterministic: bool,
         kv_rounding: KVRounding,
         ops: TorchOps | None = None,
+        groups: Groups = ALONE,
+        split_head: bool = False,
     ) -> None:
         self.config, self.device, self.dtype = config, torch.device(device), dtype
         self.ops = ops or (TileOps() if deterministic else TorchOps())
@@ -95,10 +105,15 @@ class DeepseekV4:
         self.single_rows, self.row_tile = deterministic, self.ops.row_tile
         self.rounding = Rounding(config, kv_rounding, self.device)
         taker = Taker(weights, self.device, dtype)
+        share = share_of(config, groups, split_head=split_head)
+        spread, self.splits_head = groups.ep.size > 1, split_head and groups.dp.size > 1
+        routed: Experts = SpreadExperts(groups.ep, share.experts.start) if spread else LocalExperts()
+        self._projection: Head = SplitHead(groups.dp) if self.splits_head else LocalHead()
+        self.groups, self.needs_every_rank = groups, spread or self.splits_head
         self.embed = taker.take("embed.weight", (config.vocab_size, config.hidden_size))
-        self.head = head_weights(config, taker)
+        self.head = head_weights(config, taker, share)
         self.layers = [
-            Layer(config, layer_weights(config, taker, layer), self.ops)
+            Layer(config, layer_weights(config, taker, layer, share), self.ops, routed)
             for layer in range(config.num_hidden_layers)
         ]
         self._plain = plain_frequencies(config).to(self.device)
@@ -152,12 +167,12 @@ class DeepseekV4:
                 self.config, self.ops, self.rounding, self.single_rows, ratio, rows, step_turns, cache, own
             )
             streams = layer.attention(streams, step)
-            dispatched = layer.dispatch(streams, token_ids)
+            dispatched = layer.dispatch(streams, token_ids, rows)
             streams = layer.combine(dispatched, layer.experts(dispatched))
             if number in taps:
                 torch.mean(streams, dim=1, out=pending.taps[taps.index(number)])
         return streams
 
-    def logits(self, streams: Tensor) -> Tensor:
+    def logits(self, streams: Tensor, rows: StepRows) -> Tensor:
         """streams [R, hc, H] to logits [R, V] float32."""
-        return self.ops.logits(streams, self.head, self.config.hc_eps, self.config.rms_norm_eps)
+        return self._projection.logits(self.ops, streams, self.head, self.config, rows.agreed_logits)

@@ -89,13 +89,17 @@ class TorchOps:
         own = post.unsqueeze(2) * y.float().unsqueeze(1)
         return torch.baddbmm(own, comb.transpose(1, 2), streams.float()).to(streams.dtype)
 
-    def logits(self, streams: Tensor, head: HeadWeights, hc_eps: float, eps: float) -> Tensor:
-        """streams [R, hc, H] collapsed, normalised and projected; [R, V] float32."""
+    def head_rows(self, streams: Tensor, head: HeadWeights, hc_eps: float, eps: float) -> Tensor:
+        """streams [R, hc, H] collapsed and normalised for the projection; [R, H] float32."""
         flat = streams.flatten(1).float()
         mix = self.linear(flat, head.fn) * self.inverse_rms(flat, eps)
         weights = torch.sigmoid(mix * head.scale + head.base) + hc_eps
         collapsed = torch.bmm(weights.unsqueeze(1), streams.float()).squeeze(1).to(streams.dtype)
-        return self.linear(self.rms_norm(collapsed, head.norm, eps).float(), head.head)
+        return self.rms_norm(collapsed, head.norm, eps).float()
+
+    def logits(self, streams: Tensor, head: HeadWeights, hc_eps: float, eps: float) -> Tensor:
+        """streams [R, hc, H] collapsed, normalised and projected; [R, V] float32."""
+        return self.linear(self.head_rows(streams, head, hc_eps, eps), head.head)
 
     def attend(self, q: Tensor, window: Keys, compressed: Keys | None, sink: Tensor) -> Tensor:
         """One softmax over window keys, compressed keys and the sink; values are the keys.
@@ -189,20 +193,34 @@ class TorchOps:
         return ids, weights * (scaling / weights.sum(1, keepdim=True))
 
     def experts(self, x: Tensor, ids: Tensor, weights: Tensor, moe: MoeWeights, limit: float) -> Tensor:
-        """Sum over each row's experts, x [T, H]; float32 [T, H]. No host read, no loop over experts."""
+        """Sum over each row's experts, x [T, H]; float32 [T, H]. An id outside 0..E - 1 adds nothing."""
+        return self.sum_choices(self.expert_rows(x, ids, weights, moe, limit))
+
+    def expert_rows(self, x: Tensor, ids: Tensor, weights: Tensor, moe: MoeWeights, limit: float) -> Tensor:
+        """What each chosen expert gives, weighted: x [T, H], ids and weights [T, k]; [T, k, H] in x's type.
+
+        Rows of ids outside 0..E - 1 are zero. No host read, no loop over experts.
+        """
         rows, count = ids.shape
+        held = moe.w13.shape[0]
         flat = ids.flatten()
+        flat = torch.where((flat < 0) | (flat >= held), held, flat)
         order = flat.argsort(stable=True)
         # Not bincount: on a GPU it reads its result's size back to the host.
-        counts = torch.zeros(moe.w13.shape[0], dtype=torch.int32, device=x.device)
-        ends = counts.index_add_(0, flat, torch.ones_like(flat, dtype=torch.int32)).cumsum(
-            0, dtype=torch.int32
-        )
+        counts = torch.zeros(held + 1, dtype=torch.int32, device=x.device)
+        counts.index_add_(0, flat, torch.ones_like(flat, dtype=torch.int32))
+        ends = counts[:held].cumsum(0, dtype=torch.int32)
         inner = F.grouped_mm(x.index_select(0, order // count), moe.w13.transpose(1, 2), offs=ends)
         act = self.swiglu(inner, limit) * weights.flatten().index_select(0, order).unsqueeze(1)
         out = F.grouped_mm(act.to(x.dtype), moe.w2.transpose(1, 2), offs=ends)
-        unsorted = torch.empty_like(out).index_copy_(0, order, out)
-        return unsorted.view(rows, count, -1).sum(1, dtype=torch.float32)
+        # Rows of no expert stand last, and hold what was in memory.
+        place = torch.arange(out.shape[0], device=x.device)
+        out = out.masked_fill((place >= ends[-1]).unsqueeze(1), 0)
+        return torch.empty_like(out).index_copy_(0, order, out).view(rows, count, -1)
+
+    def sum_choices(self, rows: Tensor) -> Tensor:
+        """The sum over choices, float32 [T, H], of rows [T, k, H]."""
+        return rows.sum(1, dtype=torch.float32)
 
     def shared_expert(self, x: Tensor, moe: MoeWeights, limit: float) -> Tensor:
         """The expert that every row uses; [T, H] in x's type."""

@@ -106,6 +106,9 @@ class StepRows:
     phase4        [T] int64, position mod 4; phase128 likewise
     blocks        query blocks, at most one entry a width
     unblock       [T] int64, place of each row in the concatenated blocks; None: already in order
+    padding       [T] bool, rows that belong to no request; None: there are none
+    agreed        rows that every rank brings to the experts, at least T where they are spread over ranks
+    agreed_logits likewise, rows that need logits
     """
 
     positions: Tensor
@@ -116,6 +119,9 @@ class StepRows:
     unblock: Tensor | None
     c4: C4Entries | None
     c128: tuple[C128Entries, ...]
+    padding: Tensor | None
+    agreed: int
+    agreed_logits: int
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from engine.errors import CheckpointError
 from engine.model.config import C4, C128, ModelConfig
+from engine.model.share import Share
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,10 @@ class MhcWeights:
 
 @dataclass(frozen=True)
 class HeadWeights:
-    """Collapse of streams: fn [hc, hc H], base [hc], scale [1]; norm [H] and head [V, H]; all float32."""
+    """Collapse of streams: fn [hc, hc H], base [hc], scale [1]; norm [H] and head [V, H]; all float32.
+
+    Where the vocabulary is split over ranks, head holds this rank's rows.
+    """
 
     fn: Tensor
     base: Tensor
@@ -73,7 +77,10 @@ class AttentionWeights:
 
 @dataclass(frozen=True)
 class MoeWeights:
-    """gate [E, H] float32; bias [E] or table [V, k] int64; w13 [E, 2 I, H], w2 [E, H, I]; shared alike."""
+    """gate [E, H] float32; bias [E] or table [V, k] int64; w13 [L, 2 I, H], w2 [L, H, I]; shared alike.
+
+    L experts are here: all of them, or this rank's share.
+    """
 
     gate: Tensor
     bias: Tensor | None
@@ -115,7 +122,7 @@ class Taker:
         return self.take(name, shape, torch.float32)
 
 
-def head_weights(config: ModelConfig, taker: Taker) -> HeadWeights:
+def head_weights(config: ModelConfig, taker: Taker, share: Share) -> HeadWeights:
     """The final collapse, norm and vocabulary projection. raises CheckpointError."""
     hc, hidden = config.hc_mult, config.hidden_size
     return HeadWeights(
@@ -123,11 +130,11 @@ def head_weights(config: ModelConfig, taker: Taker) -> HeadWeights:
         taker.fp32("hc_head_base", hc),
         taker.fp32("hc_head_scale", 1),
         taker.fp32("norm.weight", hidden),
-        taker.fp32("head.weight", config.vocab_size, hidden),
+        taker.fp32("head.weight", len(share.vocabulary), hidden),
     )
 
 
-def layer_weights(config: ModelConfig, taker: Taker, layer: int) -> LayerWeights:
+def layer_weights(config: ModelConfig, taker: Taker, layer: int, share: Share) -> LayerWeights:
     """Layer `layer` of the backbone. raises CheckpointError naming the tensor."""
     ratio = config.compress_ratios[layer]
     prefix = f"layers.{layer}"
@@ -136,7 +143,7 @@ def layer_weights(config: ModelConfig, taker: Taker, layer: int) -> LayerWeights
         _mhc(config, taker, prefix, "attn"),
         attention_weights(config, taker, f"{prefix}.attn", ratio),
         _mhc(config, taker, prefix, "ffn"),
-        moe_weights(config, taker, f"{prefix}.ffn", hashed=layer < config.num_hash_layers),
+        moe_weights(config, taker, f"{prefix}.ffn", share, hashed=layer < config.num_hash_layers),
     )
 
 
@@ -212,17 +219,17 @@ def _indexer(config: ModelConfig, taker: Taker, prefix: str) -> IndexerWeights:
     )
 
 
-def moe_weights(config: ModelConfig, taker: Taker, prefix: str, *, hashed: bool) -> MoeWeights:
-    """Router and experts of one layer, experts stacked. raises CheckpointError."""
+def moe_weights(config: ModelConfig, taker: Taker, prefix: str, share: Share, *, hashed: bool) -> MoeWeights:
+    """Router and this rank's experts of one layer, experts stacked. raises CheckpointError."""
     hidden, inner, experts = config.hidden_size, config.moe_intermediate_size, config.n_routed_experts
     wide = inner * config.n_shared_experts
-    w13 = torch.empty(experts, 2 * inner, hidden, device=taker.device, dtype=taker.dtype)
-    w2 = torch.empty(experts, hidden, inner, device=taker.device, dtype=taker.dtype)
-    for expert in range(experts):
+    w13 = torch.empty(len(share.experts), 2 * inner, hidden, device=taker.device, dtype=taker.dtype)
+    w2 = torch.empty(len(share.experts), hidden, inner, device=taker.device, dtype=taker.dtype)
+    for place, expert in enumerate(share.experts):
         own = f"{prefix}.experts.{expert}"
-        w13[expert, :inner] = taker.take(f"{own}.w1.weight", (inner, hidden))
-        w13[expert, inner:] = taker.take(f"{own}.w3.weight", (inner, hidden))
-        w2[expert] = taker.take(f"{own}.w2.weight", (hidden, inner))
+        w13[place, :inner] = taker.take(f"{own}.w1.weight", (inner, hidden))
+        w13[place, inner:] = taker.take(f"{own}.w3.weight", (inner, hidden))
+        w2[place] = taker.take(f"{own}.w2.weight", (hidden, inner))
     shared = f"{prefix}.shared_experts"
     gate_up = [taker.take(f"{shared}.{name}.weight", (wide, hidden)) for name in ("w1", "w3")]
     table_shape = (config.vocab_size, config.num_experts_per_tok)

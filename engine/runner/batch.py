@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,16 +17,18 @@ Int32 = npt.NDArray[np.int32]
 class RankLoad:
     """One rank's share of a step.
 
-    requests       row groups
+    requests       row groups; of a peer that reads prompts -1, as it tells its tokens only
     raw_tokens     rows before any request was dropped from the step
     live_tokens    rows that belong to a request
     padded_tokens  rows that are run
+    logit_rows     most rows whose logits are wanted
     """
 
     requests: int
     raw_tokens: int
     live_tokens: int
     padded_tokens: int
+    logit_rows: int
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,8 @@ class ForwardBatch:
     """One step of this rank, and the sizes of its peers'.
 
     loads         one entry a rank; `rank` is this one's place
+    agreed_rows   rows that each rank brings to the experts, padding included
+    agreed_logits rows that each rank brings to a head that is split over ranks
     mode          "extend", "decode", "mixed" or "idle"
     slots, generations, starts, counts  int32 [B], as in RunStep
     capacities    int32 [B], rows that each slot may commit
@@ -48,6 +51,8 @@ class ForwardBatch:
 
     rank: int
     loads: tuple[RankLoad, ...]
+    agreed_rows: int
+    agreed_logits: int
     mode: str
     slots: Int32
     generations: Int32
@@ -67,12 +72,32 @@ class ForwardBatch:
         return self.loads[self.rank]
 
 
+class _Agreed:
+    """What a step says of all ranks; a step that says nothing has one."""
+
+    def __init__(self, step: RunStep, live: int, logit_rows: int, row_tile: int, idle_runs: bool) -> None:
+        self.ranks = step.ranks or ((0, live, logit_rows),)
+        self.tokens = tuple(tokens for _, tokens, _ in self.ranks)
+        self.most_logits = max(logits for _, _, logits in self.ranks)
+        self.bucket, self.row_tile = step.bucket, row_tile
+        self.least = int(idle_runs and any(self.tokens))
+
+    def run(self, live: int) -> int:
+        """Rows that a rank with so many tokens runs."""
+        return self.bucket or -(-max(live, self.least) // self.row_tile) * self.row_tile
+
+    def load(self, rank: int) -> RankLoad:
+        """Another rank's load, by what it told."""
+        requests, tokens, logit_rows = self.ranks[rank]
+        return RankLoad(requests, tokens, tokens, self.run(tokens), logit_rows)
+
+
 def build_batch(
     step: RunStep,
     *,
     rank: int,
-    peers: Sequence[RankLoad],
     row_tile: int,
+    idle_runs: bool,
     every_logit: bool,
     taps: tuple[int, ...],
     graph_key: str,
@@ -81,10 +106,10 @@ def build_batch(
 ) -> ForwardBatch:
     """The batch of a RunStep.
 
-    peers        loads of the other ranks in rank order, this one left out
     row_tile     run rows are padded to a multiple of this
+    idle_runs    a rank without tokens runs padding where another one has some: layers have collectives
     every_logit  True: logits of every row, else of the last row of each group with `samples` 1
-    raises       ShapeMismatch where two columns of the step disagree
+    raises       ShapeMismatch where two columns of the step disagree, or the step and what was agreed
     """
     slots, generations, starts, counts, tokens = (
         np.frombuffer(column, dtype=np.int32)
@@ -97,13 +122,20 @@ def build_batch(
     live = int(counts.sum())
     if live != tokens.size or (counts.size and counts.min() < 1):
         raise ShapeMismatch(f"step {step.epoch}: counts {counts.tolist()} against {tokens.size} tokens")
-    padded = -(-live // row_tile) * row_tile
     last_rows = np.cumsum(counts, dtype=np.int32) - 1
     logit_rows = np.arange(live, dtype=np.int32) if every_logit else last_rows[samples != 0]
-    own = RankLoad(slots.size, live, live, padded)
+    agreed = _Agreed(step, live, logit_rows.size, row_tile, idle_runs)
+    if agreed.tokens[rank] != live:
+        raise ShapeMismatch(
+            f"step {step.epoch}: {live} tokens, but the ranks agreed on {agreed.tokens[rank]}"
+        )
+    own = RankLoad(slots.size, live, live, agreed.run(live), logit_rows.size)
+    most = max(agreed.tokens)
     return ForwardBatch(
         rank=rank,
-        loads=(*peers[:rank], own, *peers[rank:]),
+        loads=tuple(own if peer == rank else agreed.load(peer) for peer in range(len(agreed.tokens))),
+        agreed_rows=agreed.run(most),
+        agreed_logits=most if every_logit else agreed.most_logits,
         mode=step.mode,
         slots=slots,
         generations=generations,

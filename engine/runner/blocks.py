@@ -10,7 +10,7 @@ from torch import Tensor
 from engine.memory.pools import KVState
 from engine.model.config import C4, C128, PAGE_TOKENS
 from engine.model.step import QueryBlocks
-from engine.runner.columns import Int, Upload
+from engine.runner.columns import Int, RowColumns, Upload
 
 # (Longest request in rows of the step, block width) of each class. A block of W rows gathers W + 127 window
 # keys: 32 rows read 1.25 times the keys that they need, 128 rows would read twice.
@@ -18,25 +18,22 @@ CLASSES = ((1, 1), (8, 8), (1 << 31, 32))
 
 
 def plan_blocks(
-    state: KVState, slots: Int, request: Int, position: Int, single_rows: bool, to: Upload
+    state: KVState, columns: RowColumns, single_rows: bool, to: Upload
 ) -> tuple[tuple[QueryBlocks, ...], Int | None]:
-    """The step's query blocks and the place of each row in them (None: in order).
-
-    slots              int64 [B]
-    request, position  int64 [T]; padded rows have request -1
-    """
-    if single_rows or request.size == slots.size:
-        real = request >= 0
-        slot = np.where(real, slots[request], 0)
-        return (_blocks(state, slot, position[:, None], real[:, None], None, to),), None
-    counts = np.bincount(request, minlength=slots.size)
+    """The step's query blocks and the place of each row in them (None: in order)."""
+    request, slot_of, position = columns.request, columns.row_slots, columns.position
+    real = request >= 0
+    if single_rows or request.size == columns.slots.size:
+        return (_blocks(state, slot_of, position[:, None], real[:, None], None, to),), None
+    # A padded row is a request of its own that sees nothing: blocks take whatever rows they get.
+    counts = np.concatenate([columns.counts, np.ones(request.size - int(real.sum()), np.int64)])
     rows_of = [rows for longest, width in CLASSES if (rows := _rows_of_class(counts, longest, width)).size]
     in_order = len(rows_of) == 1 and rows_of[0].size == request.size
     blocks = []
     for rows in rows_of:
         chosen = None if in_order else to.int64(np.maximum(rows, 0).ravel())
-        slot = slots[request[rows[:, 0]]]
-        blocks.append(_blocks(state, slot, position[rows], rows >= 0, chosen, to))
+        sees = (rows >= 0) & real[rows]
+        blocks.append(_blocks(state, slot_of[rows[:, 0]], position[rows], sees, chosen, to))
     if in_order:
         return tuple(blocks), None
     places = np.concatenate([rows.ravel() for rows in rows_of])

@@ -23,6 +23,7 @@ class RowColumns:
 
     slots, starts, counts, first_rows  request columns
     request     the row's request; padded rows belong to request -1
+    row_slots   the row's slot; 0 for padded rows
     position    0 for padded rows
     """
 
@@ -31,6 +32,7 @@ class RowColumns:
     counts: Int
     first_rows: Int
     request: Int
+    row_slots: Int
     position: Int
 
 
@@ -56,9 +58,9 @@ def unroll(batch: ForwardBatch) -> RowColumns:
     """Row columns of a batch, padded rows last."""
     counts, starts, slots = (c.astype(np.int64) for c in (batch.counts, batch.starts, batch.slots))
     padding = batch.load.padded_tokens - batch.load.live_tokens
-    if batch.load.padded_tokens == counts.size:
+    if padding == 0 and counts.size == batch.tokens.size:
         rows = np.arange(counts.size)
-        return RowColumns(slots, starts, counts, rows, rows, starts)
+        return RowColumns(slots, starts, counts, rows, rows, slots, starts)
     first_rows = np.cumsum(counts) - counts
     request = np.repeat(np.arange(counts.size), counts)
     position = np.arange(request.size) + (starts - first_rows)[request]
@@ -68,6 +70,7 @@ def unroll(batch: ForwardBatch) -> RowColumns:
         counts,
         first_rows,
         np.concatenate([request, np.full(padding, -1)]),
+        np.concatenate([slots[request], np.zeros(padding, dtype=np.int64)]),
         np.concatenate([position, np.zeros(padding, dtype=np.int64)]),
     )
 

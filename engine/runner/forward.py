@@ -46,9 +46,9 @@ def forward(model: DeepseekV4, state: KVState, plan: Plan, out: Pending | None =
         token_ids = torch.where(token_ids < 0, state.relay.index_select(0, plan.row_slots), token_ids)
     caches = [state.layer(layer) for layer in range(model.config.num_hidden_layers)]
     streams = model.backbone(token_ids, plan.rows, caches, pending, batch.taps)
-    if not batch.logit_rows.size:
+    if not batch.logit_rows.size and not (model.splits_head and batch.agreed_logits):
         return StepOutput(torch.empty(0, model.config.vocab_size, device=model.device), pending)
-    return StepOutput(model.logits(streams.index_select(0, plan.logit_rows)), pending)
+    return StepOutput(model.logits(streams.index_select(0, plan.logit_rows), plan.rows), pending)
 
 
 @torch.inference_mode()

@@ -46,14 +46,14 @@ class Plan:
 def plan_step(
     state: KVState, step: RunStep, model: DeepseekV4, *, every_logit: bool = False, taps: tuple[int, ...] = ()
 ) -> Plan:
-    """Plans a step of a single rank that runs eagerly.
+    """Plans a step that runs eagerly.
 
     model   decides on padding and on how queries share keys
     raises  PageAccounting for a stale generation or an unmapped page; ShapeMismatch for unequal columns
     """
     batch = build_batch(
-        step, rank=0, peers=(), row_tile=model.row_tile, every_logit=every_logit, taps=taps,
-        graph_key="", tbo_boundary=-1, cp_segments=(),
+        step, rank=model.groups.dp.rank, row_tile=model.row_tile, idle_runs=model.needs_every_rank,
+        every_logit=every_logit, taps=taps, graph_key="", tbo_boundary=-1, cp_segments=(),
     )  # fmt: skip
     return plan_batch(state, batch, single_rows=model.single_rows)
 
@@ -70,9 +70,10 @@ def plan_batch(state: KVState, batch: ForwardBatch, *, single_rows: bool) -> Pla
     rows[4] = columns.position % C128
     relays = bool((batch.tokens < 0).any())
     if relays:
-        rows[5] = np.where(columns.request < 0, 0, columns.slots[columns.request])
+        rows[5] = columns.row_slots
     token_ids, position, latents, phase4, phase128, row_slots = to.int64(rows).unbind(0)
-    blocks, unblock = plan_blocks(state, columns.slots, columns.request, columns.position, single_rows, to)
+    blocks, unblock = plan_blocks(state, columns, single_rows, to)
+    padding = columns.request < 0
     return Plan(
         batch,
         StepRows(
@@ -84,6 +85,9 @@ def plan_batch(state: KVState, batch: ForwardBatch, *, single_rows: bool) -> Pla
             None if unblock is None else to.int64(unblock),
             plan_c4(state, columns, to),
             plan_c128(state, columns, to),
+            to.tensor(padding) if padding.any() else None,
+            batch.agreed_rows,
+            batch.agreed_logits,
         ),
         token_ids,
         row_slots if relays else None,
@@ -106,7 +110,7 @@ def written_rows(state: KVState, batch: ForwardBatch, columns: RowColumns) -> In
     reach = state.full_table.shape[1]
     if last >= reach * PAGE_TOKENS:
         raise PageAccounting(f"position {last} is past the page table's {reach * PAGE_TOKENS}")
-    slots = columns.slots[columns.request]
+    slots = columns.row_slots
     page = state.window_table[slots, logical].astype(np.int64)
     own = columns.request >= 0
     # A full page is needed too: entries of an unmapped one would overwrite the sink's zero row.

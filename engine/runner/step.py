@@ -69,8 +69,9 @@ class StepRunner:
             self._bind(bind)
         self.state.map_pages(np.frombuffer(job.pages, np.int32).reshape(-1, 4))
         batch = build_batch(
-            job, rank=0, peers=(), row_tile=self.model.row_tile, every_logit=False, taps=(),
-            graph_key="", tbo_boundary=-1, cp_segments=(),
+            job, rank=self.model.groups.dp.rank, row_tile=self.model.row_tile,
+            idle_runs=self.model.needs_every_rank, every_logit=False, taps=(), graph_key="",
+            tbo_boundary=-1, cp_segments=(),
         )  # fmt: skip
         wanted = self._wanted(batch, np.frombuffer(job.samples, np.uint8))
         plan = plan_batch(

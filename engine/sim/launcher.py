@@ -8,6 +8,7 @@ import anyio
 
 from engine.config import Settings
 from engine.launch import Launcher
+from engine.peers import Mesh
 
 if TYPE_CHECKING:
     from engine.sim.world import World
@@ -49,7 +50,8 @@ class SimulatedLauncher(Launcher):
         super().__init__(settings, ())
         self._world = world
 
-    async def start_rank(self, rank: int) -> None:
+    async def start_rank(self, rank: int, mesh: Mesh) -> None:
+        """Ranks reach each other by the simulated exchange, not by the mesh."""
         child: Any = self._world.start_rank(rank)
         self.children[rank] = child
         link = self._process.link("api", child.name, child.stream)

@@ -112,15 +112,35 @@ class WholeGroups:
             if sends:
                 self._watch.wrong("I3", f"a refused group leaves {len(sends)} messages")
         else:
-            ids = replies[0].ids
-            submitted = tuple(item.request_id for _, batch in batches for item in batch.items)
-            to = f"rank{replies[0].rank}"
-            watched = tuple(send.msg.request_id for send in sends[:-1] if isinstance(send.msg, WatchRequest))
-            if submitted != ids or watched != ids or [name for name, _ in batches] != [to]:
-                self._watch.wrong("I3", f"requests {ids} for {to} left as {batches}")
-            if replies[0].rank not in core.up or len(ids) != len(msg.entries):
-                self._watch.wrong("I3", f"{len(msg.entries)} entries became {ids} on rank {replies[0].rank}")
-            self._sent.setdefault(to, deque()).extend(batch for _, batch in batches)
+            self._accepted(core, msg, replies[0], sends, batches)
+
+    def _accepted(
+        self,
+        core: Ingress,
+        msg: Enqueue,
+        reply: Accepted,
+        sends: list[Send],
+        batches: list[tuple[str, SubmitBatch]],
+    ) -> None:
+        """Each rank gets its part in one message; what must stay together, a route or a prompt, does."""
+        parts: dict[str, tuple[int, ...]] = {}
+        for request_id, rank in zip(reply.ids, reply.ranks, strict=True):
+            parts[f"rank{rank}"] = (*parts.get(f"rank{rank}", ()), request_id)
+        left = [(to, tuple(item.request_id for item in batch.items)) for to, batch in batches]
+        watched = tuple(send.msg.request_id for send in sends if isinstance(send.msg, WatchRequest))
+        if sorted(left) != sorted(parts.items()) or watched != reply.ids:
+            self._watch.wrong("I3", f"requests {parts} left as {left}")
+        if not core.up.issuperset(reply.ranks) or len(reply.ids) != len(msg.entries):
+            self._watch.wrong("I3", f"{len(msg.entries)} entries became {reply.ids} on ranks {reply.ranks}")
+        together = [
+            reply.ranks[place - 1] == reply.ranks[place]
+            for place, entry in enumerate(msg.entries)
+            if place and (entry.child or msg.route >= 0)
+        ]
+        if not all(together) or (msg.route >= 0 and set(reply.ranks) != {msg.route}):
+            self._watch.wrong("I3", f"a group for rank {msg.route} was torn over ranks {reply.ranks}")
+        for to, batch in batches:
+            self._sent.setdefault(to, deque()).append(batch)
 
     def _enqueued(self, event: Event) -> None:
         sent = self._sent.get(event.actor)

@@ -101,7 +101,7 @@ class SimulatedRank:
         world.exchange.join(self.rank, process.mailbox(self.name))
         for peer in range(world.plan.bounds.ranks):
             if peer != self.rank:
-                process.refs[f"rank{peer}"] = world.exchange.ref(self.rank, peer)
+                process.reach(f"rank{peer}", world.exchange.ref(self.rank, peer))
 
 
 class Parts:
@@ -110,6 +110,9 @@ class Parts:
     def __init__(self, world: World, child: SimulatedRank) -> None:
         self._world = world
         self._child = child
+
+    def place(self, rank: int, meeting: str) -> None:
+        """The child knows which rank it is."""
 
     def device(
         self, load: Callable[[], StepRunner], deliver: Callable[[StepDone], None], timers: Timers

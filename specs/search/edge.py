@@ -17,6 +17,7 @@ from engine.messages import (
     Credit,
     Deltas,
     Drained,
+    Ended,
     Enqueue,
     Entry,
     RankDown,
@@ -45,11 +46,20 @@ def detok(buffer: int) -> Detok:
 
 
 def enqueue(
-    slot: str, sinks: list[int], tokens: int = 1, route: int = -1, rid: str = "", stop: str = ""
+    slot: str,
+    sinks: list[int],
+    tokens: int = 1,
+    route: int = -1,
+    rid: str = "",
+    stop: str = "",
+    routes: list[int] | None = None,
 ) -> Enqueue:
-    """One HTTP request of so many completions. `slot` names its answer; `tokens` 0: endless."""
+    """An HTTP request of so many prompts with their routes. `slot` names its answer; `tokens` 0: endless."""
     stops = (stop,) if stop else ()
-    entries = tuple(Entry(sink, b"\0\0\0\0", Sampling(tokens), rid=rid, stop=stops) for sink in sinks)
+    entries = tuple(
+        Entry(sink, b"\0\0\0\0", Sampling(tokens), route=wanted, rid=rid, stop=stops)
+        for sink, wanted in zip(sinks, routes or [-1] * len(sinks), strict=True)
+    )
     return Enqueue(entries, route, slot)
 
 
@@ -206,12 +216,19 @@ def who_left_is_forgotten(world: Any) -> bool:
     return stopping or all(one in about for one in world.environment.left if one in watched)
 
 
+def a_lost_rank_is_heard_at_once(world: Any) -> bool:
+    """I11: when a rank is missing, the end of every request is under way."""
+    ingress = world.cores["ingress"]
+    ending = {msg.request_id for _, _, msg in world.in_flight if isinstance(msg, (RequestFailed, Ended))}
+    return ingress.state != "no_rank" or ingress.live.keys() <= ending
+
+
 def rids_are_unique(world: Any) -> bool:
     """No two live requests of different HTTP requests have one id that a client chose."""
     groups: dict[str, set[int]] = {}
     for live in world.cores["ingress"].live.values():
         if live.rid:
-            groups.setdefault(live.rid, set()).add(live.group)
+            groups.setdefault(live.rid, set()).add(live.call)
     return all(len(group) == 1 for group in groups.values())
 
 

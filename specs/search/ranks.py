@@ -10,10 +10,11 @@ from engine.actors.core import Run, Send, Stop
 from engine.actors.intake import RankSetup
 from engine.actors.rank import Rank
 from engine.actors.schedule import Graphs
-from engine.fsm.environment import Environment
+from engine.fsm.environment import Environment, From
 from engine.messages import (
     GOES_ON,
     Message,
+    PeerDown,
     RequestFailed,
     RunStep,
     Sampling,
@@ -24,6 +25,7 @@ from engine.messages import (
 )
 
 EOS, WORD = 1, 2
+FAILED = ("stalled", "lost")
 
 
 def rank(rank: int = 0, ranks: int = 1, **changes: int) -> Rank:
@@ -61,6 +63,10 @@ def batch(request_ids: list[int], prompt: int = 1, most: int = 2) -> SubmitBatch
 class Devices(Environment):
     """One device a rank, whose steps end at any time with a token, EOS or a failure; and the client's side.
 
+    A rank that ends, however, is heard by the others behind all that it sent. One that dies gets the news of
+    another's death: from that message on it does nothing any more.
+
+    deaths    how many ranks may die, at any moment
     outcomes  what a step may end with, for all its rows: token, eos, fail
     queues    steps on each device, oldest first
     ended     (request, terminal events); open, for monitors: requests with output and no end
@@ -68,9 +74,10 @@ class Devices(Environment):
     faulty    what the client's side saw that must not be
     """
 
-    DATA: ClassVar[tuple[str, ...]] = ("queues", "ended", "ran", "faulty")
+    DATA: ClassVar[tuple[str, ...]] = ("queues", "ended", "ran", "faulty", "deaths")
 
-    def __init__(self, ranks: int = 1, outcomes: list[str] | None = None) -> None:
+    def __init__(self, ranks: int = 1, outcomes: list[str] | None = None, deaths: int = 0) -> None:
+        self.deaths = deaths
         self.outcomes = tuple(outcomes or ["token"])
         self.ranks = ranks
         self.queues: dict[str, list[RunStep]] = {f"rank{number}": [] for number in range(ranks)}
@@ -78,8 +85,8 @@ class Devices(Environment):
         self.ran: dict[int, list[str]] = {}
         self.faulty = ""
 
-    def observe(self, sender: str, effect: Any) -> list[Send]:
-        """Steps are queued; outputs and terminal events are counted."""
+    def observe(self, sender: str, effect: Any) -> list[Any]:
+        """Steps are queued; outputs and terminal events are counted; the others hear of a rank's end."""
         if isinstance(effect, Run):
             self.queues[sender].append(effect.job)
             self._note_run(sender, effect.job.epoch)
@@ -92,8 +99,14 @@ class Devices(Environment):
                     self._end(request_id)
         elif isinstance(effect, Send) and isinstance(effect.msg, RequestFailed):
             self._end(effect.msg.request_id)
-        elif isinstance(effect, Stop) and self.queues[sender] and effect.reason == "stopped":
-            self.faulty = "I8"
+        elif isinstance(effect, Stop):
+            if self.queues[sender] and effect.reason == "stopped":
+                self.faulty = "I8"
+            return [
+                From(sender, other, PeerDown(int(sender[4:]), "PeerDead", "gone"))
+                for other in self.queues
+                if other != sender
+            ]
         return []
 
     def _end(self, request_id: int) -> None:
@@ -117,9 +130,16 @@ class Devices(Environment):
             for outcome in (self.outcomes if any(queue[0].samples) else self.outcomes[:1])
         ]
 
-    def choose(self, choice: tuple[str, str]) -> list[Send]:
-        """The step's results go to its rank."""
+    def faults(self) -> list[tuple[str, str]]:
+        """Any rank may die."""
+        return [(name, "die") for name in self.queues] if self.deaths else []
+
+    def choose(self, choice: tuple[str, str]) -> list[Any]:
+        """The step's results go to its rank, or its death does."""
         name, outcome = choice
+        if outcome == "die":
+            self.deaths -= 1
+            return [From("death", name, PeerDown(int(name[4:]), "PeerDead", "killed"))]
         step = self.queues[name].pop(0)
         return [Send(name, done(step, outcome))]
 
@@ -149,7 +169,7 @@ def everyone_takes_part(world: Any) -> bool:
     """I9: a round that one rank runs is run by each rank that has closed it."""
     for epoch, ran in world.environment.ran.items():
         for name, core in world.cores.items():
-            if core.next_epoch > epoch and name not in ran and core.state != "stalled":
+            if core.next_epoch > epoch and name not in ran and core.state not in FAILED:
                 return False
     return True
 
@@ -172,14 +192,22 @@ def all_ended(world: Any) -> bool:
         for submit in core.requests.submits
         if submit is not None
     }
-    stalled = any(core.state == "stalled" for core in world.cores.values())
-    return stalled or told <= set(world.environment.ended)
+    failed = any(core.state in FAILED for core in world.cores.values())
+    return failed or told <= set(world.environment.ended)
+
+
+def no_rank_is_left_alone(world: Any) -> bool:
+    """At the end of a run: where one rank has failed, all have ended."""
+    states = [core.state for core in world.cores.values()]
+    return not any(state in FAILED for state in states) or all(
+        state in (*FAILED, "stopped") for state in states
+    )
 
 
 def everything_returned(world: Any) -> bool:
     """I10, at the end of a run: no rank holds a page or a slot."""
     return all(
-        core.state == "stalled"
+        core.state in FAILED
         or (
             core.requests.held.full.free == core.requests.held.full.usable
             and core.requests.held.window.free == core.requests.held.window.usable

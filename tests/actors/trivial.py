@@ -13,6 +13,7 @@ from collections.abc import Callable
 import numpy as np
 
 import engine.front
+import engine.launch
 from engine.actors.core import Core
 from engine.actors.detok import Detok
 from engine.actors.intake import RankSetup
@@ -27,19 +28,26 @@ from engine.rank_process import run_process
 TOKEN = 300
 STEP_S = 0.005
 FAULT = os.environ.get("TRIVIAL_FAULT", "")
-"""What goes wrong: `load`, `slow load`; `break` or `hang` from step 10 on; `detok` after ten chunks."""
+"""What goes wrong: `load`, `slow load`; `break`, `hang`, `slow` from step 10 on; `detok` after ten chunks."""
 FAULT_AT = 10
+FAULT_RANK = int(os.environ.get("TRIVIAL_FAULT_RANK", "0"))
+SLOW_S = 0.05
+WATCHDOG_S = 1.0
 
 
 class OneToken:
     """Answers every sampled row with one token after 5 ms; goes wrong as the environment says."""
 
+    def __init__(self, fault: str = FAULT) -> None:
+        self._fault = fault
+
     def execute(self, job: RunStep) -> StepDone:
         time.sleep(STEP_S)
-        if job.epoch >= FAULT_AT and FAULT == "break":
+        fault = self._fault if job.epoch >= FAULT_AT else ""
+        if fault == "break":
             raise RuntimeError("an illegal address was encountered")
-        if job.epoch >= FAULT_AT and FAULT == "hang":
-            time.sleep(60)
+        if fault in ("hang", "slow"):
+            time.sleep(60 if fault == "hang" else SLOW_S)
         sampled = int(np.frombuffer(job.samples, np.uint8).sum())
         return StepDone(job.epoch, job.samples, np.full(sampled, TOKEN, np.int32).tobytes())
 
@@ -49,6 +57,8 @@ class TrivialParts(ModelParts):
 
     def load(self, settings: Settings, say: Callable[[str], None]) -> OneToken:
         say("nothing to load")
+        if self._rank != FAULT_RANK:
+            return OneToken("")
         if FAULT == "load":
             raise CheckpointError("layers.0.attn.wq_a.weight is missing")
         if FAULT == "slow load":
@@ -58,8 +68,9 @@ class TrivialParts(ModelParts):
     def core(self, settings: Settings, rank: int, runner: object) -> Core:
         return Rank(
             RankSetup(
-                rank=rank, ranks=1, slots=8, queued=16, chunk_tokens=256, context_tokens=8192,
-                window_tokens=128, full_pages=300, window_pages=40, eos_ids=(1,), watchdog_ms=1000,
+                rank=rank, ranks=settings.dp_size, slots=8, queued=16, chunk_tokens=256, context_tokens=8192,
+                window_tokens=128, full_pages=300, window_pages=40, eos_ids=(1,),
+                watchdog_ms=int(WATCHDOG_S * 1000),
             )
         )  # fmt: skip
 
@@ -82,7 +93,16 @@ def main(argv: list[str]) -> int:
         run_process(int(argv[1]), TrivialParts())
     if FAULT == "detok":
         engine.front.Detok = FailingDetok
-    settings = Settings(port=int(argv[1]), model_path=argv[2], drain_s=float(argv[3]), threads=1)
+    engine.launch.STOP_S = float(os.environ.get("TRIVIAL_STOP_S", engine.launch.STOP_S))
+    settings = Settings(
+        port=int(argv[1]),
+        model_path=argv[2],
+        drain_s=float(argv[3]),
+        threads=1,
+        watchdog_s=WATCHDOG_S,
+        dp_size=int(os.environ.get("TRIVIAL_DP", "1")),
+        dp_exchange=os.environ.get("TRIVIAL_EXCHANGE", "links"),
+    )
     return serve(settings, (sys.executable, __file__, "rank"))
 
 

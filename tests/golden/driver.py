@@ -20,11 +20,16 @@ from engine.runner.plan import plan_step
 
 @dataclass
 class Driver:
-    """Runs steps of one model on its own state. Full and window pages are handed out in scrambled order."""
+    """Runs steps of one model on its own state. Full and window pages are handed out in scrambled order.
+
+    ranks, bucket  what all ranks agreed on for the next step, as in RunStep
+    """
 
     model: DeepseekV4
     slots: int = 9
     pages: int = 64
+    ranks: tuple[tuple[int, int, int], ...] = ()
+    bucket: int = 0
     state: KVState = field(init=False)
     free: list[int] = field(init=False)
     mapped: dict[int, int] = field(default_factory=dict)
@@ -71,6 +76,8 @@ class Driver:
             counts=np.array(counts, dtype=np.int32).tobytes(),
             tokens=np.array([t for _, tokens in groups for t in tokens], dtype=np.int32).tobytes(),
             samples=np.ones(len(groups), dtype=np.uint8).tobytes(),
+            ranks=self.ranks,
+            bucket=self.bucket,
         )
         self.epoch += 1
         plan = plan_step(self.state, step, self.model, every_logit=True, taps=taps)

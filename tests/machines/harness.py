@@ -17,6 +17,7 @@ from engine.messages import (
     STOP_EOS,
     STOP_TOKEN,
     Abort,
+    RankLoad,
     RequestFailed,
     RunStep,
     Sampling,
@@ -79,6 +80,7 @@ class Harness:
         self.submitted: dict[int, Submit] = {}
         self.aborted: set[int] = set()
         self.snapshots: list[Snapshot] = []
+        self.loads: dict[int, RankLoad] = {}
         self.stopped: dict[int, str] = {}
 
     @property
@@ -105,6 +107,8 @@ class Harness:
             self.ends.setdefault(msg.request_id, []).append((msg.reason, msg.status))
         elif isinstance(msg, Snapshot):
             self.snapshots.append(msg)
+        elif isinstance(msg, RankLoad):
+            self.loads[msg.rank] = msg
         else:
             assert isinstance(msg, StepOut)
             self.outs.append(msg)

@@ -17,6 +17,7 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
+from msgspec.structs import replace
 
 from engine.actors.core import Reply, Send
 from engine.actors.detok import Detok
@@ -99,15 +100,23 @@ class Edge(RuleBasedStateMachine):
         elif isinstance(effect.msg, Drained):
             self.drained += 1
 
-    @rule(target=requests, size=st.integers(1, 3), route=st.integers(-1, RANKS), stop=st.booleans())
-    def enqueue(self, size: int, route: int, stop: bool) -> Any:
-        """A group comes; it is accepted whole or leaves no trace."""
+    @rule(
+        target=requests,
+        size=st.integers(1, 3),
+        route=st.integers(-1, RANKS),
+        stop=st.booleans(),
+        children=st.booleans(),
+    )
+    def enqueue(self, size: int, route: int, stop: bool, children: bool) -> Any:
+        """A group comes, prompts or completions of one; it is accepted whole or leaves no trace."""
         entry = Entry(sink=1, prompt=b"1234", sampling=Sampling(1), stop=(STOP_WORD,) if stop else ())
-        self.give("ingress", Enqueue((entry,) * size, route, "slot"))
+        entries = tuple(replace(entry, child=child if children else 0) for child in range(size))
+        self.give("ingress", Enqueue(entries, route, "slot"))
         if isinstance(self.reply, EngineError):
             return multiple()
         assert isinstance(self.reply, Accepted)
-        assert {self.on_rank[request] for request in self.reply.ids} == {self.reply.rank}, "I3"
+        assert tuple(self.on_rank[request] for request in self.reply.ids) == self.reply.ranks
+        assert len(set(self.reply.ranks)) == 1 or (route == -1 and not children), "I3"
         for request in self.reply.ids:
             self.deltas[request] = []
             self.untaken[request] = 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -12,6 +13,7 @@ from engine.errors import ConfigError, PageAccounting, ShapeMismatch
 from engine.memory.pools import KVState
 from engine.messages import RunStep
 from engine.model.config import ModelConfig
+from engine.model.groups import ALONE
 from engine.runner.batch import RankLoad, build_batch
 from engine.runner.plan import plan_step
 
@@ -25,7 +27,14 @@ FIELDS = {
     "hc_mult": 4, "hc_sinkhorn_iters": 3, "hc_eps": 1e-6, "rms_norm_eps": 1e-6, "bos_token_id": 0,
     "eos_token_id": 1, "num_nextn_predict_layers": 0,
 }  # fmt: skip
-EAGER = SimpleNamespace(row_tile=1, single_rows=False)
+
+
+def single(row_tile):
+    """What a plan asks a model of a single rank."""
+    return SimpleNamespace(row_tile=row_tile, single_rows=row_tile > 1, groups=ALONE, needs_every_rank=False)
+
+
+EAGER = single(row_tile=1)
 
 
 @pytest.fixture
@@ -82,14 +91,30 @@ def test_a_cache_without_room_beside_the_sinks_is_refused(state):
 
 
 def test_a_batch_carries_every_rank_and_its_raw_live_and_padded_tokens():
-    peers = (RankLoad(1, 7, 7, 8), RankLoad(0, 0, 0, 0))
-    batch = build_batch(
-        step([1, 2], [9, 0], [3, 2], samples=[1, 0]), rank=1, peers=peers, row_tile=4, every_logit=False,
-        taps=(2,), graph_key="", tbo_boundary=-1, cp_segments=(),
-    )  # fmt: skip
-    assert batch.loads == (peers[0], RankLoad(2, 5, 5, 8), peers[1])
+    agreed = msgspec.structs.replace(
+        step([1, 2], [9, 0], [3, 2], samples=[1, 0]), ranks=((-1, 7, 3), (-1, 5, 1), (0, 0, 0))
+    )
+    batch = built(agreed)
+    assert batch.loads == (RankLoad(-1, 7, 7, 8, 3), RankLoad(2, 5, 5, 8, 1), RankLoad(0, 0, 0, 4, 0))
     assert batch.load == batch.loads[1]
+    assert (batch.agreed_rows, batch.agreed_logits) == (8, 3)
     assert batch.logit_rows.tolist() == [2]
+    graph = built(msgspec.structs.replace(agreed, bucket=16))
+    assert [load.padded_tokens for load in graph.loads] == [16, 16, 16]
+    assert graph.agreed_rows == 16
+
+
+def test_a_step_that_differs_from_what_the_ranks_agreed_on_is_refused():
+    agreed = msgspec.structs.replace(step([1], [0], [3]), ranks=((1, 1, 1), (1, 1, 1)))
+    with pytest.raises(ShapeMismatch, match="3 tokens, but the ranks agreed on 1"):
+        built(agreed)
+
+
+def built(agreed):
+    return build_batch(
+        agreed, rank=1, row_tile=4, idle_runs=True, every_logit=False, taps=(2,), graph_key="",
+        tbo_boundary=-1, cp_segments=(),
+    )  # fmt: skip
 
 
 def test_a_position_without_a_full_page_is_refused(state):
@@ -99,7 +124,7 @@ def test_a_position_without_a_full_page_is_refused(state):
 
 
 def test_padding_writes_the_sink_and_never_its_first_row(state):
-    plan = plan_step(state, step([1], [0], [5]), SimpleNamespace(row_tile=8, single_rows=True))
+    plan = plan_step(state, step([1], [0], [5]), single(row_tile=8))
     assert plan.rows.latent_rows.tolist() == [1024, 1025, 1026, 1027, 1028, 1, 1, 1]
     assert bool(plan.rows.blocks[0].window_bias[5:].isneginf().all())
 

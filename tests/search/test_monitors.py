@@ -19,6 +19,7 @@ from engine.actors.detok import Detok
 from engine.actors.health import Health
 from engine.actors.ingress import Ingress
 from engine.actors.intake import Intake
+from engine.actors.rank import Rank
 from engine.actors.requests import Requests
 from engine.actors.shutdown import Shutdown
 from engine.fsm.check import machine_files
@@ -46,11 +47,11 @@ def always(self: Any, msg: Any) -> bool:
 
 
 def splits_groups(self: Ingress, msg: Any) -> None:
-    """Notes the second request of a group on another rank."""
+    """Notes the second request of a call as one of the first one's group, on another rank."""
     first = self.next_id
     accept(self, msg)
     if len(msg.entries) > 1:
-        self.live[first + 1] = replace(self.live[first + 1], rank=1)
+        self.live[first + 1] = replace(self.live[first + 1], rank=1, group=first)
 
 
 def forgets_a_rank(self: Ingress, msg: Any) -> None:
@@ -96,9 +97,11 @@ PLANTED: list[tuple[str, type, str, Callable[..., Any], str]] = [
     ("edge-clients", Ingress, "accept", splits_groups, "I3"),
     ("edge-ranks", Ingress, "is_over_the_limit", never, "IN1"),
     ("edge-ranks", Ingress, "repeats_a_live_rid", never, "rids_are_unique"),
-    ("edge-stops", Ingress, "wants_an_unknown_rank", never, "unknown_rank_is_the_clients_fault"),
+    ("edge-stops", Ingress, "refuse_route", Ingress.refuse_draining, "unknown_rank_is_the_clients_fault"),
     ("edge-drain", Ingress, "say_drained", nothing, "drained_is_said_once"),
-    ("edge-ranks", Ingress, "lose_rank", forgets_a_rank, "one_terminal_event"),
+    ("edge-loss", Ingress, "lose_rank", forgets_a_rank, "one_terminal_event"),
+    ("edge-ranks", Ingress, "lose_rank", forgets_a_rank, "a_lost_rank_is_heard_at_once"),
+    ("ranks-three-death", Rank, "report_loss", nothing, "no_rank_is_left_alone"),
     ("end-of-patience", Ingress, "end_all", nothing, "no_request_is_left"),
     ("edge-stops", Detok, "_next", ignores_the_bound, "D1"),
     ("edge-clients", Detok, "take_credit", nothing, "credit_is_conserved"),

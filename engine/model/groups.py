@@ -1,0 +1,59 @@
+"""Which ranks act together, and how: what model code gets instead of a default group."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+
+class Collectives(Protocol):
+    """What a group's ranks do together. Every rank makes the same calls, in the same order, of equal shapes.
+
+    raises  CollectiveFailed where a peer is gone or silent for too long
+    """
+
+    def gather(self, own: Tensor) -> Tensor:
+        """own [...], contiguous, of every rank: [ranks, ...], in rank order."""
+
+    def swap(self, parts: Tensor) -> Tensor:
+        """parts [ranks, ...], contiguous, part r for rank r: [ranks, ...], part r from rank r."""
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Ranks that act together in one way; `rank` is this one's place among `size`.
+
+    cpu, device  their collectives for tensors on the host and on the model's device; None in a group of one
+    """
+
+    rank: int
+    size: int
+    cpu: Collectives | None
+    device: Collectives | None
+
+    @property
+    def there(self) -> Collectives:
+        """The device's collectives of a group of more than one."""
+        assert self.device is not None
+        return self.device
+
+
+ONE = Group(0, 1, None, None)
+
+
+@dataclass(frozen=True, slots=True)
+class Groups:
+    """All groups of one rank.
+
+    dp  each has requests and caches of its own
+    ep  each holds a share of the routed experts
+    """
+
+    dp: Group
+    ep: Group
+
+
+ALONE = Groups(ONE, ONE)
+"""The groups of a single rank."""

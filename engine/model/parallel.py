@@ -1,0 +1,144 @@
+"""Rows on their way to the ranks that hold their experts, or their part of the vocabulary, and back.
+
+All sizes that travel follow from the step's agreed row count, never from a rank's own: a rank without
+requests sends padding and computes for the others. What comes back is one row for each choice of an expert,
+zero where another rank holds it, and its own rank adds them in the order of choices: the sums, and their
+rounding, are those of a single rank.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from engine.errors import ShapeMismatch
+from engine.model.config import ModelConfig
+from engine.model.groups import Group
+from engine.model.ops import TorchOps
+from engine.model.weights import HeadWeights, MoeWeights
+
+
+@dataclass(frozen=True)
+class ExpertRows:
+    """Rows for this rank's experts: x [n, H]; ids [n, k], numbered from its first one; weights [n, k].
+
+    An id that isn't among the rank's experts costs nothing and adds nothing.
+    """
+
+    x: Tensor
+    ids: Tensor
+    weights: Tensor
+
+
+class Experts(Protocol):
+    """The way to the routed experts and back, in three stages; the middle one is without communication."""
+
+    def send(self, x: Tensor, ids: Tensor, weights: Tensor, rows: int) -> ExpertRows:
+        """This rank's rows x [T, H] and choices [T, k] out, all ranks' rows in.
+
+        ids   -1 for padding
+        rows  what every rank brings, at least T
+        """
+
+    def run(self, ops: TorchOps, sent: ExpertRows, moe: MoeWeights, limit: float) -> Tensor:
+        """What this rank's experts give."""
+
+    def back(self, ops: TorchOps, given: Tensor, rows: int) -> Tensor:
+        """The sum over each row's experts, float32 [T, H], of this rank's first `rows` rows."""
+
+
+class LocalExperts:
+    """Every expert is here."""
+
+    def send(self, x: Tensor, ids: Tensor, weights: Tensor, rows: int) -> ExpertRows:
+        """As Experts.send."""
+        return ExpertRows(x, ids, weights)
+
+    def run(self, ops: TorchOps, sent: ExpertRows, moe: MoeWeights, limit: float) -> Tensor:
+        """As Experts.run."""
+        return ops.experts(sent.x, sent.ids, sent.weights, moe, limit)
+
+    def back(self, ops: TorchOps, given: Tensor, rows: int) -> Tensor:
+        """As Experts.back."""
+        return given
+
+
+class SpreadExperts:
+    """The experts are spread over a group; this rank's begin at `first`."""
+
+    def __init__(self, group: Group, first: int) -> None:
+        self.group, self.first = group, first
+
+    def send(self, x: Tensor, ids: Tensor, weights: Tensor, rows: int) -> ExpertRows:
+        """As Experts.send, in one collective: x, ids and weights of a row lie side by side as bytes."""
+        count, choices = ids.shape
+        if count > rows:
+            raise ShapeMismatch(f"{count} rows, but the ranks agreed on {rows}")
+        wide = x.shape[1] * x.element_size()
+        # Zero bytes are zero values and, as ids travel one higher, no expert.
+        out = torch.zeros(rows, wide + 8 * choices, dtype=torch.uint8, device=x.device)
+        out[:count, :wide] = x.contiguous().view(torch.uint8)
+        out[:count, wide : wide + 4 * choices] = (ids + 1).int().view(torch.uint8)
+        out[:count, wide + 4 * choices :] = weights.contiguous().view(torch.uint8)
+        every = self.group.there.gather(out).flatten(0, 1)
+        moved = every[:, wide : wide + 4 * choices].contiguous().view(torch.int32)
+        return ExpertRows(
+            every[:, :wide].contiguous().view(x.dtype),
+            moved.long() - (1 + self.first),
+            every[:, wide + 4 * choices :].contiguous().view(torch.float32),
+        )
+
+    def run(self, ops: TorchOps, sent: ExpertRows, moe: MoeWeights, limit: float) -> Tensor:
+        """As Experts.run: [n, k, H], a row for each choice."""
+        return ops.expert_rows(sent.x, sent.ids, sent.weights, moe, limit)
+
+    def back(self, ops: TorchOps, given: Tensor, rows: int) -> Tensor:
+        """As Experts.back. Of each choice's rows all but one are zero, so their sum over ranks is exact."""
+        parts = self.group.there.swap(given.view(self.group.size, -1, *given.shape[1:]))
+        own = parts[0, :rows]
+        for part in parts[1:, :rows]:
+            own = own + part
+        return ops.sum_choices(own)
+
+
+class Head(Protocol):
+    """The end of the model: from streams to logits."""
+
+    def logits(
+        self, ops: TorchOps, streams: Tensor, head: HeadWeights, config: ModelConfig, rows: int
+    ) -> Tensor:
+        """streams [R, hc, H] to logits [R, V] float32; `rows` is what every rank brings, at least R."""
+
+
+class LocalHead:
+    """The whole vocabulary is here."""
+
+    def logits(
+        self, ops: TorchOps, streams: Tensor, head: HeadWeights, config: ModelConfig, rows: int
+    ) -> Tensor:
+        """As Head.logits."""
+        return ops.logits(streams, head, config.hc_eps, config.rms_norm_eps)
+
+
+class SplitHead:
+    """The vocabulary is split over a group, in rank order."""
+
+    def __init__(self, group: Group) -> None:
+        self.group = group
+
+    def logits(
+        self, ops: TorchOps, streams: Tensor, head: HeadWeights, config: ModelConfig, rows: int
+    ) -> Tensor:
+        """As Head.logits: all ranks' rows in, this rank's part of everybody's logits out."""
+        count = streams.shape[0]
+        if count > rows:
+            raise ShapeMismatch(f"{count} rows need logits, but the ranks agreed on {rows}")
+        out = torch.zeros(rows, config.hidden_size, device=streams.device)
+        if count:
+            out[:count] = ops.head_rows(streams, head, config.hc_eps, config.rms_norm_eps)
+        part = ops.linear(self.group.there.gather(out).flatten(0, 1), head.head)
+        mine = self.group.there.swap(part.view(self.group.size, rows, -1))
+        return mine[:, :count].transpose(0, 1).reshape(count, config.vocab_size)

@@ -1,0 +1,132 @@
+"""How ranks reach each other: ends of links made by the launcher, joined in each rank's process.
+
+What a rank wants of a step goes out as `Send("rankK", Peer(...))`, whatever carries it; when a peer is out of
+reach for good the core gets `PeerDown`, behind all that the peer sent. Nothing here has a name in the file
+system but the native exchange's page, which its ranks unlink, and which the launcher removes after them.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from typing import Any
+
+import anyio
+import anyio.to_thread
+
+from engine.actors.links import Link
+from engine.actors.mailbox import Mailbox
+from engine.actors.process import Process
+from engine.actors.wire import ByteStream
+from engine.errors import EngineError, ExchangeError, PeerDead
+from engine.exchange import STEP, Exchange
+from engine.exchange.lines import PeerLines
+from engine.messages import Message, Peer, PeerDown
+
+GREET_S = 60.0
+"""Ranks are started one after the other, and each needs a second or two before it can greet."""
+
+
+class Mesh(AbstractContextManager["Mesh"]):
+    """A connected socket pair for every two ranks; the launcher lets go of them when all are handed out."""
+
+    def __init__(self, ranks: int) -> None:
+        self._ends: dict[tuple[int, int], socket.socket] = {}
+        for low in range(ranks):
+            for high in range(low + 1, ranks):
+                self._ends[low, high], self._ends[high, low] = socket.socketpair()
+
+    def ends_of(self, rank: int) -> dict[int, int]:
+        """Descriptor to each peer of this rank."""
+        return {to: end.fileno() for (own, to), end in self._ends.items() if own == rank}
+
+    def __exit__(self, *exc: object) -> None:
+        """Only the ranks hold their ends now: whoever dies is heard by its peers."""
+        for end in self._ends.values():
+            end.close()
+        self._ends.clear()
+
+
+def join_by_links(rank: int, streams: Mapping[int, ByteStream]) -> Callable[[Process], None]:
+    """A link to each peer: any number of ranks.
+
+    streams  by peer
+    """
+
+    def join(process: Process) -> None:
+        name = f"rank{rank}"
+        for peer, stream in streams.items():
+            link = process.link(name, f"rank{peer}", stream)
+            process.spawn(_run_link, process, link, peer, process.mailbox(name))
+
+    return join
+
+
+async def _run_link(process: Process, link: Link, peer: int, mailbox: Mailbox) -> None:
+    cause = "its link has ended"
+    try:
+        await link.greet(GREET_S)
+        await process.run_link(link)
+    except EngineError as error:
+        cause = str(error)
+    await mailbox.offer(PeerDown(peer, PeerDead.__name__, f"rank {peer} is gone: {cause}"))
+
+
+def join_by_exchange(rank: int, ranks: int, opened: Callable[[], Exchange]) -> Callable[[Process], None]:
+    """An exchange for all peers.
+
+    opened  makes it; it may take long and runs on a thread
+    """
+
+    def join(process: Process) -> None:
+        line = ExchangeRef(process.mailbox(f"rank{rank}"))
+        for peer in range(ranks):
+            if peer != rank:
+                process.reach(f"rank{peer}", line)
+        process.spawn(line.run, opened, process.timers)
+
+    return join
+
+
+class ExchangeRef:
+    """Stands for every peer: one publication reaches them all."""
+
+    def __init__(self, mailbox: Mailbox) -> None:
+        self._mailbox = mailbox
+        self._lines: PeerLines | None = None
+        self._ready = anyio.Event()
+        self._epoch = -1
+
+    def tell(self, msg: Message) -> None:
+        """Publishes what this rank wants, once an epoch; a failure comes back to the core as `PeerDown`."""
+        if not isinstance(msg, Peer) or msg.epoch == self._epoch or self._lines is None:
+            return
+        self._epoch = msg.epoch
+        try:
+            self._lines.offer(STEP, msg.epoch, msg.values)
+        except ExchangeError as error:
+            self._mailbox.tell(_down(error))
+
+    async def offer(self, msg: Message) -> None:
+        """As `tell`, once the exchange is open."""
+        await self._ready.wait()
+        self.tell(msg)
+
+    async def run(self, opened: Callable[[], Exchange], timers: Any) -> None:
+        """Opens the exchange and hears the peers, until they have left or one of them is lost."""
+        try:
+            exchange = await anyio.to_thread.run_sync(opened, abandon_on_cancel=True)
+            self._lines = PeerLines(exchange, {STEP: lambda heard: self._mailbox.tell(Peer(*heard))}, timers)
+            self._ready.set()
+            await self._lines.run()
+        except EngineError as error:
+            await self._mailbox.offer(_down(error))
+        finally:
+            self._lines = None
+            self._ready.set()
+
+
+def _down(error: EngineError) -> PeerDown:
+    # The error knows who found the fault, not who is to blame.
+    return PeerDown(-1, type(error).__name__, str(error))
