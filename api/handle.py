@@ -39,6 +39,9 @@ class Port(Protocol):
     def tell(self, msg: Message) -> None:
         """Never waits; raises MailboxFull."""
 
+    async def offer(self, msg: Message) -> None:
+        """Waits for room where the actor makes its senders wait."""
+
 
 class Questions(Protocol):
     """Asks with a deadline; raises the reply where it is an exception."""
@@ -146,7 +149,7 @@ class Group:
 
         raises  the error of `Engine.fail`
         """
-        self._give_credit()
+        await self._give_credit()
         sink = self._sink
         if not self.live:
             return []
@@ -165,11 +168,12 @@ class Group:
                 self.live.discard(delta.request_id)
         return taken
 
-    def _give_credit(self) -> None:
-        for request_id, chunks in self._taken.items():
+    async def _give_credit(self) -> None:
+        """Waits where the detokenizer is busy: a crowd of others is no fault of this client."""
+        taken, self._taken = self._taken, {}
+        for request_id, chunks in taken.items():
             if request_id in self.live:
-                self._detok.tell(Credit(request_id, chunks))
-        self._taken.clear()
+                await self._detok.offer(Credit(request_id, chunks))
 
 
 class Engine:
