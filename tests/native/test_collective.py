@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
-from pairs import Process, steps
 
 from engine.exchange.native import new_session
+from tests.native.pairs import Process, steps
 
 pytestmark = pytest.mark.slow
 FAULTS = {

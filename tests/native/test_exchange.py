@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from pairs import SHARED_MEMORY, Pool, Process, objects, steps
 
 from engine.exchange.native import new_session, remove, remove_stale
+from tests.native.pairs import SHARED_MEMORY, Pool, Process, objects, steps
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the native exchange is Linux's")
 TIMEOUT_S = 20.0
