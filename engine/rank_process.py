@@ -164,9 +164,9 @@ async def run_rank(told: Told, process: Process, link: Link, parts: Parts) -> No
 async def _loaded(device: Device, mailbox: Mailbox, alone: bool) -> StepRunner | None:
     """The runner, or None where a rank without peers is told to stop while it loads.
 
-    Peers that were faster may have begun the first round: what they sent is kept for the core. They can't stop
-    without this rank either, so with peers the core hears of `Stop` when it is there. A load that takes too long
-    for that is ended by the shutdown coordinator.
+    Peers that were faster may have begun the first round: what they sent is kept for the core. They can't
+    stop without this rank either, so with peers the core hears of `Stop` when it is there. A load that takes
+    too long for that is ended by the shutdown coordinator.
     """
     runner: StepRunner | None = None
     early: list[Message] = []
