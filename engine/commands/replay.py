@@ -88,6 +88,7 @@ def _many(args: argparse.Namespace) -> int:
     seeds = spread(names, args.data or 0, args.order or 0, args.seeds or len(names))
     totals = run_many(seeds, say=lambda line: print(line, flush=True))
     print(totals.line())
+    print(f"fault points not reached: {', '.join(totals.missed()) or 'none'}")
     if args.json is not None:
         args.json.write_text(json.dumps(totals_as_json(totals), indent=1) + "\n")
     if totals.broken is not None:

@@ -12,6 +12,7 @@ import trio.testing
 from hypothesis.internal.entropy import deterministic_PRNG
 
 from engine.rank_process import leaves
+from engine.sim.faults import point
 from engine.sim.scenario import Scenario
 from engine.sim.verdict import judge
 from engine.sim.watch import Event, Violation, Watch, watching
@@ -43,7 +44,12 @@ class Outcome:
 
 
 def replay(plan: Scenario, order: int, keep_all: bool = False) -> Outcome:
-    """Runs a plan under one schedule. Equal arguments give equal digests, in any process."""
+    """Runs a plan under one schedule. Equal arguments give equal digests, in any process.
+
+    raises  ConfigError for a fault of an unknown kind
+    """
+    for fault in plan.fault:
+        point(fault.kind)
     began = time.perf_counter()
     watch = Watch(keep_all)
     clock = trio.testing.MockClock()

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import shorten
 
 import pytest
 
@@ -24,6 +25,7 @@ from tests.sim import plants_edge, plants_rank
 
 TABLE = SCENARIOS / "planted.md"
 SEEDS = 12
+TEXT_CHARS = 110
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 
@@ -109,7 +111,7 @@ def table(rows: Sequence[tuple[Planted, Found | None]]) -> str:
         "|---|---|---|---|",
     ]
     for one, found in rows:
-        text = "" if found is None else found.text.replace("|", "/").replace("\n", " ")[:110]
+        text = "" if found is None else shorten(found.text.replace("|", "/"), TEXT_CHARS, placeholder=" ...")
         command = "nobody" if found is None else f"`{found.command}`"
         lines.append(f"| {one.name} | {one.say} | {command} | {text} |")
     return "\n".join(lines) + "\n"
