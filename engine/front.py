@@ -12,6 +12,9 @@ from engine.actors.process import Process
 from engine.config import Settings
 from engine.messages import Snapshot
 
+FEW = 64
+"""Messages to ingress that no request causes: ranks that come and go, orders of the shutdown coordinator."""
+
 
 def start_front(
     process: Process, settings: Settings, served: Served, on_snapshot: Callable[[Snapshot], None]
@@ -20,6 +23,8 @@ def start_front(
     ingress, detok = process.mailbox("ingress"), process.mailbox("detok")
     edge = process.refs["api"] = Edge(ingress, on_snapshot)
     limit = settings.max_running_requests + settings.max_queued_requests
+    # All accepted requests may end at once, each with an `Ended`, while ingress is full of what edges want.
+    ingress.reserve = max(ingress.reserve, settings.dp_size * limit + FEW)
     process.start("ingress", lambda: Ingress(settings.dp_size, limit))
     process.start("detok", lambda: Detok(served.tokenizer, settings.stream_buffer))
     return Engine(process.asks, ingress, detok, edge)
