@@ -12,6 +12,9 @@ from engine.actors.process import Process
 from engine.config import Settings
 from engine.messages import RankLoad, Snapshot
 
+FEW = 64
+"""Messages to ingress that no request causes: ranks that come and go, orders of the shutdown coordinator."""
+
 
 def start_front(
     process: Process,
@@ -27,6 +30,12 @@ def start_front(
     ingress, detok = process.mailbox("ingress"), process.mailbox("detok")
     edge = process.refs["api"] = Edge(ingress, on_snapshot)
     limit = settings.max_running_requests + settings.max_queued_requests
+<<<<<<< HEAD
     process.start("ingress", lambda: Ingress(settings.dp_size, limit, settings.load_balance_method))
+=======
+    # All accepted requests may end at once, each with an `Ended`, while ingress is full of what edges want.
+    ingress.reserve = max(ingress.reserve, settings.dp_size * limit + FEW)
+    process.start("ingress", lambda: Ingress(settings.dp_size, limit))
+>>>>>>> main
     process.start("detok", lambda: Detok(served.tokenizer, settings.stream_buffer))
     return Engine(process.asks, ingress, detok, edge, loads)

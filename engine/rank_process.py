@@ -35,6 +35,7 @@ from engine.peers import join_by_exchange, join_by_links
 
 GREET_S = 30.0
 JOIN_S = 2.0
+LEAVE_S = 0.5
 FLUSH_S = 5.0
 CLEAN, FAILED, ORPHANED = 0, 1, 3
 """Exit codes: the core stopped; something failed and was reported; the api process is gone."""
@@ -175,8 +176,11 @@ async def run_rank(told: Told, process: Process, link: Link, parts: Parts) -> No
     async with anyio.create_task_group() as tasks:
         device = parts.device(lambda: parts.load(settings, sayer(name)), mailbox.tell_first, process.timers)
         tasks.start_soon(device.run, JOIN_S)
-        runner = await _loaded(device, mailbox, alone=settings.dp_size == 1)
+        runner = await _loaded(device, mailbox)
         if runner is None:
+            if settings.dp_size > 1:
+                # Every rank is told to stop at once; a peer must hear that before it hears that this one is gone.
+                await anyio.sleep(LEAVE_S)
             tasks.cancel_scope.cancel()
             return
         parts.settle()
@@ -203,12 +207,11 @@ def _error_named(reason: str) -> EngineError:
     return found(text)
 
 
-async def _loaded(device: Device, mailbox: Mailbox, alone: bool) -> StepRunner | None:
-    """The runner, or None where a rank without peers is told to stop while it loads.
+async def _loaded(device: Device, mailbox: Mailbox) -> StepRunner | None:
+    """The runner, or None where the rank is told to stop while it loads.
 
-    Peers that were faster may have begun the first round: what they sent is kept for the core. They can't
-    stop without this rank either, so with peers the core hears of `Stop` when it is there. A load that takes
-    too long for that is ended by the shutdown coordinator.
+    Peers that were faster may have begun the first round by then: what they sent is kept for the core. Those
+    that wait for this rank to agree to an end hear that it is gone.
     """
     runner: StepRunner | None = None
     early: list[Message] = []
@@ -220,13 +223,10 @@ async def _loaded(device: Device, mailbox: Mailbox, alone: bool) -> StepRunner |
             tasks.cancel_scope.cancel()
 
         tasks.start_soon(wait)
-        while not (alone and any(isinstance(msg, Stop) for msg in early)):
+        while not any(isinstance(msg, Stop) for msg in early):
             early += await mailbox.take()
         tasks.cancel_scope.cancel()
-    mailbox.put_back(msg for msg in early if not isinstance(msg, Stop))
-    for msg in early:
-        if isinstance(msg, Stop):
-            mailbox.tell_first(msg)
+    mailbox.put_back(early)
     return runner
 
 

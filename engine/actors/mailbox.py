@@ -56,8 +56,8 @@ class Mailbox:
     name   of the owner, for errors
     size   most ordinary messages that wait
     full   the policy at `size`; `tell` raises MailboxFull under `reject` and under `wait`. Under `reject`,
-           `offer` finds as many places again: actors send there because of what edges got in, so that a flood
-           ends in refusals at the edge and never in a failed actor
+           `offer` finds `reserve` places more, `size` by default: actors send there because of what edges got
+           in, so that a flood ends in refusals at the edge and never in a failed actor
     merge  used by the policy `merge` alone
     """
 
@@ -70,6 +70,7 @@ class Mailbox:
         "_room",
         "full",
         "name",
+        "reserve",
         "size",
         "stats",
     )
@@ -77,6 +78,7 @@ class Mailbox:
     def __init__(self, name: str, size: int, full: Full, merge: Merge = never_merges) -> None:
         self.name = name
         self.size = size
+        self.reserve = size
         self.full: Full = full
         self.stats = MailboxStats()
         self._merge = merge
@@ -144,7 +146,7 @@ class Mailbox:
                 if self._room is None:
                     self._room = anyio.Event()
                 await self._room.wait()
-        self._put(msg, 2 * self.size if self.full == "reject" else self.size)
+        self._put(msg, self.size + self.reserve if self.full == "reject" else self.size)
 
     async def take(self) -> list[Any]:
         """All messages that have arrived, at least one; the priority lane's stand first.

@@ -81,6 +81,7 @@ class SimulatedRank:
                 self._join,
             )
             self.process.end(code)
+            world.exchange.leave(self.rank)
             if code and not world.harmful:
                 world.watch.wrong("crash", f"{self.name} ended with exit code {code}: {world.reports[-1:]}")
         await self._own.aclose()
@@ -89,7 +90,7 @@ class SimulatedRank:
         """Ends it at once; what is in the link's buffers still arrives."""
         if self.process.returncode is None:
             self.process.end(-signal.SIGKILL)
-            self._world.exchange.lost.add(self.rank)
+            self._world.exchange.leave(self.rank)
             self._own.cut()
             if self.device is not None:
                 self.device.dead = True

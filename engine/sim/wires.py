@@ -11,7 +11,8 @@ import trio
 
 from engine.actors.links import Addressed, RemoteRef
 from engine.actors.mailbox import Mailbox
-from engine.messages import Message
+from engine.errors import PeerDead
+from engine.messages import Message, PeerDown
 from engine.sim.clock import Agenda
 
 BUFFER_BYTES = 1 << 16
@@ -138,8 +139,16 @@ class Exchange:
 
     def publish(self, source: int, target: int, msg: Message) -> None:
         """Never waits."""
-        if source in self.lost:
-            return
+        if source not in self.lost:
+            self._send(source, target, msg)
+
+    def leave(self, rank: int) -> None:
+        """The rank's process has ended: its peers hear it, behind all that it sent."""
+        self.lost.add(rank)
+        for peer in self.mailboxes.keys() - self.lost:
+            self._send(rank, peer, PeerDown(rank, PeerDead.__name__, f"rank {rank} is gone"))
+
+    def _send(self, source: int, target: int, msg: Message) -> None:
         pair = (source, target)
         due_s = max(self._due_s.get(pair, 0.0), self._agenda.now_s() + self._delay_s() + self.extra_s)
         self._due_s[pair] = due_s
@@ -147,6 +156,8 @@ class Exchange:
 
     def _arrive(self, target: int, msg: Message) -> None:
         mailbox = self.mailboxes.get(target)
+        if target in self.lost:
+            return
         if mailbox is None:
             self._early.setdefault(target, []).append(msg)
         else:

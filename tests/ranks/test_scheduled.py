@@ -11,7 +11,7 @@ import numpy as np
 from engine.actors.core import Run, Send
 from engine.actors.intake import RankSetup
 from engine.actors.rank import Rank
-from engine.messages import Abort, RequestFailed, Sampling, StepOut, Stop, Submit
+from engine.messages import Abort, RequestFailed, Sampling, StepOut, Stop, Submit, SubmitBatch
 from engine.model.groups import ALONE
 from tests.ranks.workers import RANKS, SMALL, Build, Workers, runner_of
 
@@ -39,7 +39,7 @@ class Engine:
         self.modes: set[tuple[str, ...]] = set()
 
     def tell(self, rank: int, msg: object) -> None:
-        self.mail.append((rank, msg))
+        self.mail.append((rank, SubmitBatch((msg,)) if isinstance(msg, Submit) else msg))
         while self.mail:
             to, told = self.mail.popleft()
             for effect in self.ranks[to].receive(told):
