@@ -30,12 +30,8 @@ def start_front(
     ingress, detok = process.mailbox("ingress"), process.mailbox("detok")
     edge = process.refs["api"] = Edge(ingress, on_snapshot)
     limit = settings.max_running_requests + settings.max_queued_requests
-<<<<<<< HEAD
-    process.start("ingress", lambda: Ingress(settings.dp_size, limit, settings.load_balance_method))
-=======
     # All accepted requests may end at once, each with an `Ended`, while ingress is full of what edges want.
     ingress.reserve = max(ingress.reserve, settings.dp_size * limit + FEW)
-    process.start("ingress", lambda: Ingress(settings.dp_size, limit))
->>>>>>> main
+    process.start("ingress", lambda: Ingress(settings.dp_size, limit, settings.load_balance_method))
     process.start("detok", lambda: Detok(served.tokenizer, settings.stream_buffer))
     return Engine(process.asks, ingress, detok, edge, loads)
