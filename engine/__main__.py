@@ -9,8 +9,9 @@ import sys
 COMMANDS = {
     "serve": ("engine.commands.serve", "serve a model over HTTP"),
     "generate": ("engine.commands.generate", "prompts in, text out, without HTTP"),
-    "check": ("engine.fsm.check", "load and search every state machine; non-zero on any violation"),
+    "check": ("engine.commands.check", "load and search every state machine; non-zero on any violation"),
     "diagrams": ("engine.fsm.diagrams", "write the diagrams of specs/, or compare them"),
+    "replay": ("engine.commands.replay", "the whole engine in virtual time, with faults, from two seeds"),
     "bench": ("bench.run", "run a benchmark and print its figures"),
     "rank": ("engine.commands.rank", "one rank's process; started by serve"),
 }

@@ -78,7 +78,7 @@ class Sampling(Message, frozen=True):
 
 
 class Submit(Message, frozen=True):
-    """Ingress -> rank: one request.
+    """Ingress -> rank, in a SubmitBatch: one request.
 
     prompt         int32[n] token ids, n >= 1
     child          0..n-1, which of the `n` completions of one HTTP request this is; part of the sampling key
@@ -471,11 +471,11 @@ class Vitals(Message, frozen=True):
 
 
 class Signalled(Message, frozen=True):
-    """Launcher -> shutdown coordinator: the operator wants an end; a second one hastens, a third one kills."""
+    """Launcher -> shutdown coordinator: the operator wants an end; a second hastens, a third kills."""
 
 
 class RankEnded(Message, frozen=True):
-    """Launcher -> shutdown coordinator: a rank's process has ended; everything that it sent has arrived before.
+    """Launcher -> shutdown coordinator: a rank's process has ended; all that it sent has arrived before.
 
     code  exit code; negative: the signal that killed it. 0 alone is a clean end
     """

@@ -52,7 +52,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
     Written as two full-width products, which fuse with the norm before and need no slice of x.
     """
-    swapped = x.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
+    swapped: Tensor = x.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)  # type: ignore[no-untyped-call]
     return x * cos + swapped * sin
 
 
@@ -109,7 +109,8 @@ class Indexer(nn.Module):
         k = self.compressor(x, tables["index_cos"][:length:4], tables["index_sin"][:length:4])
         weight = self.weights_proj(x).float() * self.scale
         dots = torch.bmm(q.view(batch, length * self.heads, -1), k.transpose(1, 2))
-        return (dots.view(batch, length, self.heads, -1).relu().float() * weight[..., None]).sum(2)
+        scores: Tensor = (dots.view(batch, length, self.heads, -1).relu().float() * weight[..., None]).sum(2)
+        return scores
 
 
 def window_mask(chunks: int, device: torch.device) -> Tensor:
@@ -236,4 +237,5 @@ class Attention(nn.Module):
         rotated = rotate(output.float(), cos[:, None], -sin[:, None]).to(output.dtype)
         grouped = rotated.view(batch * length, g.o_groups, -1).transpose(0, 1)
         low = torch.bmm(grouped, self.wo_a.weight.view(g.o_groups, g.o_lora_rank, -1).transpose(1, 2))
-        return self.wo_b(low.transpose(0, 1).reshape(batch, length, -1))
+        projected: Tensor = self.wo_b(low.transpose(0, 1).reshape(batch, length, -1))
+        return projected

@@ -33,6 +33,9 @@ def hash_table(counts: Sequence[int], experts: int, chosen: int, seed: int) -> T
 class Gate(nn.Module):
     """Square-root-softplus scores; the choice is by token id in hash layers, else by score plus bias."""
 
+    tid2eid: Tensor
+    bias: Tensor
+
     def __init__(self, geometry: Geometry, hashed: bool) -> None:
         super().__init__()
         self.geometry = geometry

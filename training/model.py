@@ -1,5 +1,7 @@
 """The training implementation of DeepSeek-V4: whole rows, no cache, compiled layer by layer."""
 
+from typing import cast
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -131,6 +133,10 @@ class Model(nn.Module):
             self.register_buffer(f"{kind}_cos", cos, persistent=False)
             self.register_buffer(f"{kind}_sin", sin, persistent=False)
 
+    def blocks(self) -> list[Layer]:
+        """The layers, typed."""
+        return [cast(Layer, layer) for layer in self.layers]
+
     def tables(self) -> dict[str, Tensor]:
         """Rotation tables by name, [MAX_LENGTH, width] float32."""
         return {
@@ -151,7 +157,7 @@ class Model(nn.Module):
         loads: list[Tensor] = []
         index_loss = torch.zeros((), device=x.device)
         selecting = torch.tensor(stage == "select", device=x.device)
-        for layer in self.layers:
+        for layer in self.blocks():
             indexed = layer.attn.ratio == 4 and stage != "dense"
             streams, load, loss = layer(streams, ids, tables, indexed, selecting)
             loads.append(load)
@@ -201,7 +207,7 @@ def use_bf16(model: Model) -> Model:
 def compile_model(model: Model) -> None:
     """Compiles half layers and the head for fixed shapes: seven graphs, as halves of one kind share code."""
     torch._dynamo.config.cache_size_limit = 64
-    for layer in model.layers:
-        layer.attention_half = torch.compile(layer.attention_half, dynamic=False, fullgraph=True)
-        layer.expert_half = torch.compile(layer.expert_half, dynamic=False, fullgraph=True)
+    for layer in model.blocks():
+        for half in ("attention_half", "expert_half"):
+            setattr(layer, half, torch.compile(getattr(layer, half), dynamic=False, fullgraph=True))
     model.head.compile(dynamic=False, fullgraph=True)

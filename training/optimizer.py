@@ -44,7 +44,8 @@ def orthogonal(stack: Tensor) -> Tensor:
     for _ in range(5):
         gram = x @ x.mT
         x = a * x + (b * gram + c * (gram @ gram)) @ x
-    return (x.mT if tall else x).float()
+    result: Tensor = (x.mT if tall else x).float()
+    return result
 
 
 @dataclass(slots=True)

@@ -30,7 +30,7 @@ def round_bf16(stack: Tensor) -> Tensor:
 
 def round_fp4(stack: Tensor) -> Tensor:
     """e2m1 values with one power of two for 32 columns of a row."""
-    groups = stack.unflatten(-1, (-1, FP4_GROUP))
+    groups: Tensor = stack.unflatten(-1, (-1, FP4_GROUP))  # type: ignore[no-untyped-call]
     amax = groups.abs().amax(-1, keepdim=True).clamp_min(FP4_MAX * _SMALLEST)
     exponent = ceil_log2(amax / FP4_MAX)
     return (round_e2m1(groups * power_of_two(-exponent)) * power_of_two(exponent)).flatten(-2)
@@ -38,7 +38,8 @@ def round_fp4(stack: Tensor) -> Tensor:
 
 def round_fp8(stack: Tensor) -> Tensor:
     """e4m3 values with one power of two for a 128x128 block."""
-    blocks = stack.unflatten(-1, (-1, FP8_BLOCK)).unflatten(-3, (-1, FP8_BLOCK))
+    rows, columns = stack.shape[-2] // FP8_BLOCK, stack.shape[-1] // FP8_BLOCK
+    blocks = stack.reshape(*stack.shape[:-2], rows, FP8_BLOCK, columns, FP8_BLOCK)
     amax = blocks.abs().amax((-3, -1), keepdim=True).clamp_min(FP8_MAX * _SMALLEST)
     exponent = ceil_log2(amax / FP8_MAX)
     codes = (blocks * power_of_two(-exponent)).to(torch.float8_e4m3fn).float()

@@ -4,6 +4,8 @@ Forty normalisations of sixteen numbers are a few nanoseconds of arithmetic, but
 they would move the matrices through memory forty times in each of sixteen places of the model.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -128,12 +130,12 @@ def _(comb: Tensor, sums: Tensor, grad: Tensor, iterations: int, eps: float) -> 
     return torch.empty_like(comb)
 
 
-def _keep(ctx, inputs, output) -> None:
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     ctx.iterations, ctx.eps = inputs[1], inputs[2]
     ctx.save_for_backward(*output)
 
 
-def _gradient(ctx, grad: Tensor, _: Tensor | None) -> tuple[Tensor, None, None]:
+def _gradient(ctx: Any, grad: Tensor, _: Tensor | None) -> tuple[Tensor, None, None]:
     comb, sums = ctx.saved_tensors
     return torch.ops.training.sinkhorn_backward(comb, sums, grad, ctx.iterations, ctx.eps), None, None
 

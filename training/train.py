@@ -20,18 +20,16 @@ import torch.distributed as dist
 from torch import Tensor
 
 from training.batches import ROW, Batch, ChatRows, CorpusRows, mixed_batch
-from training.experts import hash_table
 from training.geometry import Geometry
-from training.model import STAGES, Model, compile_model, initialise, use_bf16
+from training.model import STAGES, compile_model, use_bf16
 from training.optimizer import Optimizer
 from training.schedule import Plan, plan
+from training.start import heldout_rows, new_model, pick_device
 
 SEED = 20261129
 REPORT_EVERY = 50
 HELDOUT_EVERY = 300
 SAVE_SECONDS = 100.0
-# In the three sources whose held-out part overlaps training, and too small ones, loss says little.
-LEFT_OUT = ("json-octokit", "json-mdn-compat", "json-discovery")
 
 
 @dataclass(slots=True)
@@ -52,49 +50,17 @@ class Trainer:
     def __init__(self, args: argparse.Namespace) -> None:
         self.args = args
         self.rank, self.world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
-        self.device = self._device()
-        self.geometry = Geometry()
+        self.device = pick_device(int(os.environ.get("LOCAL_RANK", 0)), self.world)
         tokens = np.load(args.data / "corpus.npy", mmap_mode="r")
         tokens = np.array(tokens[: args.max_tokens] if args.max_tokens else tokens)
-        model = Model(self.geometry)
-        initialise(model, SEED)
-        self._balance_hashes(model, tokens)
-        self.model = model.to(self.device)
+        self.model = new_model(Geometry(), tokens, SEED).to(self.device)
         if self.device.type == "cuda":
             use_bf16(self.model)
         self.optimizer = Optimizer(self.model)
         self.corpus = CorpusRows(tokens, self.device, self.rank, self.world, SEED)
         self.chat = ChatRows(args.data / "tasks", self.device, self.rank, self.world)
-        self.heldout = self._heldout_rows()
+        self.heldout = heldout_rows(args.data / "heldout.npz", args.rows).to(self.device)
         self.record = Record()
-
-    def _device(self) -> torch.device:
-        if not torch.cuda.is_available():
-            if self.world > 1:
-                dist.init_process_group("gloo")
-            return torch.device("cpu")
-        local = int(os.environ.get("LOCAL_RANK", 0))
-        torch.cuda.set_device(local)
-        torch.set_float32_matmul_precision("high")
-        if self.world > 1:
-            dist.init_process_group("cpu:gloo,cuda:nccl", device_id=torch.device("cuda", local))
-        return torch.device("cuda", local)
-
-    def _balance_hashes(self, model: Model, tokens: np.ndarray) -> None:
-        counts = np.bincount(tokens, minlength=self.geometry.vocab_size).tolist()
-        for index in range(self.geometry.num_hash_layers):
-            table = hash_table(
-                counts, self.geometry.num_experts, self.geometry.experts_per_token, SEED + index
-            )
-            model.layers[index].ffn.gate.tid2eid.copy_(table)
-
-    def _heldout_rows(self) -> Tensor:
-        """One batch of held-out rows [rows, ROW + 1], spread over the sources' joined streams."""
-        with np.load(self.args.data / "heldout.npz") as streams:
-            joined = np.concatenate([streams[name] for name in sorted(streams) if name not in LEFT_OUT])
-        starts = np.linspace(0, len(joined) - ROW - 1, self.args.rows).astype(np.int64)
-        rows = np.stack([joined[s : s + ROW + 1] for s in starts])
-        return torch.from_numpy(rows).long().to(self.device)
 
     def loss(self, batch: Batch, stage: str) -> tuple[Tensor, Tensor, list[Tensor], Tensor]:
         """Loss to differentiate; nats of each label; expert loads; indexer loss."""
@@ -107,7 +73,7 @@ class Trainer:
         for stage in STAGES:
             began = time.monotonic()
             batch = mixed_batch(self.corpus, self.chat, self.args.rows, 0.0)
-            self.loss(batch, stage)[0].backward()
+            torch.autograd.backward(self.loss(batch, stage)[0])
             self.optimizer.zero_grad()
             self.wait()
             self.say(f"stage {stage} ready after {time.monotonic() - began:.1f} s")
@@ -126,7 +92,7 @@ class Trainer:
         """One optimizer step; returns sums for the report, still on the device."""
         batch = mixed_batch(self.corpus, self.chat, self.args.rows, now.chat_share)
         loss, nats, loads, index_loss = self.loss(batch, now.stage)
-        loss.backward()
+        torch.autograd.backward(loss)
         self.optimizer.average_gradients()
         self.optimizer.step(now.rate, now.quantise)
         self.optimizer.zero_grad()
@@ -150,7 +116,7 @@ class Trainer:
         if self.world > 1:
             dist.all_reduce(stacked)
         mean = stacked.mean(-1, keepdim=True)
-        for layer, load, average in zip(self.model.layers, stacked, mean, strict=True):
+        for layer, load, average in zip(self.model.blocks(), stacked, mean, strict=True):
             if not layer.ffn.gate.hashed:
                 layer.ffn.gate.bias.add_(torch.sign(average - load), alpha=rate)
         return (stacked / mean).max()

@@ -13,7 +13,6 @@ from engine.actors.ingress import rank_name
 from engine.actors.watched import TokenTable, Watched
 from engine.messages import (
     ABORTED,
-    FAILED,
     GOES_ON,
     STOP_EOS,
     STOP_STRING,
@@ -25,7 +24,6 @@ from engine.messages import (
     Ended,
     RequestFailed,
     StepOut,
-    Stop,
     Watch,
 )
 
@@ -61,10 +59,6 @@ class Detok(Core):
         """Text of the request will go to its sink."""
         self.watched[msg.request_id] = Watched(msg)
 
-    def turn_away(self, msg: Watch) -> None:
-        """The request came after the end of all."""
-        self._say([self._terminal(Watched(msg), FAILED, 503, "the server is stopping")])
-
     def emit_step(self, msg: StepOut) -> None:
         """At most one chunk for each watched request of the step."""
         chunks: list[Delta] = []
@@ -94,11 +88,6 @@ class Detok(Core):
             watched.waiting, watched.merged = None, 0
             watched.outstanding += 1
             self._say([waiting])
-
-    def end_all(self, msg: Stop) -> None:
-        """Every watched request ends with an error."""
-        watched = list(self.watched.values())
-        self._say([self._terminal(one, FAILED, 503, "the server is stopping") for one in watched])
 
     # ---- parts of actions ---------------------------------------------------------------------
 
@@ -155,6 +144,10 @@ class Detok(Core):
             self.emit(Send("api", Deltas(tuple(chunks))))
 
     # ---- invariants ---------------------------------------------------------------------------
+
+    def nobody_is_left(self) -> bool:
+        """A detokenizer that has stopped watches no request."""
+        return self.state != "stopped" or not self.watched
 
     def buffers_are_bounded(self) -> bool:
         """No client holds more than its bound; what merges for it is bounded, too."""

@@ -95,7 +95,7 @@ class Ingress(Core):
         """All others are live."""
         return len(self.up | {msg.rank}) == self.ranks
 
-    def has_no_request(self, msg: Drain) -> bool:
+    def has_no_request(self, msg: Drain | Stop) -> bool:
         """Nothing is left to wait for."""
         return not self.live
 
@@ -158,6 +158,10 @@ class Ingress(Core):
         for request_id, live in self.live.items():
             self.emit(Send(rank_name(live.rank), Abort(request_id)))
             self.emit(Send("detok", RequestFailed(request_id, FAILED, 503, "the server is stopping")))
+
+    def stop_detok(self, msg: Stop | Ended) -> None:
+        """Every terminal event is out: nothing is left to say to clients."""
+        self.emit(Send("detok", Stop("every request has ended")))
 
     def say_drained(self, msg: Drain | Ended) -> None:
         """Nothing is left to wait for."""

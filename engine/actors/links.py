@@ -123,14 +123,19 @@ class Link:
         on_bad  is told of each frame that didn't decode; the frame is skipped
         raises  BadMessage where the stream can't be cut into frames any more
         """
+        broken: BadMessage | None = None
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._write)
             try:
                 await self._read(local, on_bad)
+            except BadMessage as error:  # kept whole: a task group would wrap it
+                broken = error
             finally:
                 self.outbox.close()
                 self._flushed.set()
                 tasks.cancel_scope.cancel()
+        if broken is not None:
+            raise broken
 
     async def _read(self, local: Mapping[str, Ref], on_bad: Callable[[BadMessage], None]) -> None:
         while (frame := await self._reader.next()) is not None:

@@ -212,7 +212,7 @@ class Planner:
         return pages
 
     def _unblock(self) -> bool:
-        """With nothing in flight and nothing to run, a request that is left has all pages and lacks one: it fails.
+        """With nothing in flight and nothing to run, a request that is left lacks a page of all: it fails.
 
         It is alone, as others would have been retracted, and a request that waits would have been admitted.
         """

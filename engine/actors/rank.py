@@ -1,7 +1,7 @@
 """The scheduler of one rank: its machine in specs/rank.toml, its policy in schedule.py and planning.py.
 
 Every step is a round: each rank sends its wants (`Peer`), each takes the same decision from all wants, each
-runs its part. A rank without work answers a round that another one began. The epoch is the number of the round.
+runs its part. A rank without work answers a round that another one began. The epoch is the round's number.
 While a step runs the next one is agreed and sent to the device, from plans that name tokens by relay.
 """
 
@@ -26,7 +26,6 @@ from engine.messages import (
     RequestFailed,
     Snapshot,
     StepDone,
-    Submit,
     SubmitBatch,
     Tick,
 )
@@ -87,6 +86,10 @@ class Rank(Core):
         assert self.plan is not None
         return self.nobody_runs(msg) and self.plan.want.mode != STOPPING
 
+    def nothing_began(self, msg: PeerDown) -> bool:
+        """No round was ever agreed: the peer has ended while ranks came up."""
+        return self.next_epoch == 0
+
     def offers_nothing(self, msg: PeerDown) -> bool:
         """No row rides in what this rank offered."""
         assert self.plan is not None
@@ -98,21 +101,12 @@ class Rank(Core):
 
     # -- requests ------------------------------------------------------------------------------
 
-    def accept(self, msg: Submit) -> None:
-        """One request waits from now on, or is refused."""
-        self._ledger.note_received((msg,))
-        self.intake.enqueue((msg,))
-
-    def accept_all(self, msg: SubmitBatch) -> None:
+    def accept(self, msg: SubmitBatch) -> None:
         """Requests wait from now on, before the next batch is formed (I3)."""
         self._ledger.note_received(msg.items)
         self.intake.enqueue(msg.items)
 
-    def refuse(self, msg: Submit) -> None:
-        """The rank is stopping."""
-        self.intake.refuse((msg,), NotServing.http_status, "the server is stopping")
-
-    def refuse_all(self, msg: SubmitBatch) -> None:
+    def refuse(self, msg: SubmitBatch) -> None:
         """The rank is stopping."""
         self.intake.refuse(msg.items, NotServing.http_status, "the server is stopping")
 
@@ -235,6 +229,7 @@ class Rank(Core):
 
     def end_alone(self, msg: PeerDown) -> None:
         """Nothing is left here that needs the others; how the peer ended is for the launcher to say."""
+        self.plan = None
         self.emit(Stop("stopped"))
 
     def report_stall(self, msg: object) -> None:

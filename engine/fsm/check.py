@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from engine.fsm.mutate import drop_rows
 from engine.fsm.owners import SPECS, module_at, shown
 from engine.fsm.search import Search, load_search
 from engine.fsm.spec import Spec
-from engine.fsm.system import load_system
+from engine.fsm.system import System, load_system
 
 DESCRIPTION = """\
 Loads every machine of specs/ (all names resolved, every pair of state and event answered, all states
@@ -27,7 +28,9 @@ expected, a run that ends where it may not, or a part from which no end can be r
 run is printed. Each search also has to find exactly as many states as its file says.
 
 --deep also runs the searches marked deep, and drops each row of each machine in turn, in each of its
-states: a row whose loss no search notices fails the check. Exit status: 0 all well, 1 something is wrong.
+states: a row whose loss no search notices fails the check. --minutes M gives all this at most M minutes, and
+fills what is left with replays of the whole engine from fresh seeds. Exit status: 0 all well, 1 something is
+wrong.
 """
 
 
@@ -36,7 +39,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = DESCRIPTION
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--deep", action="store_true", help="also the deep searches, and dropping each row")
-    parser.add_argument("--minutes", type=float, metavar="M", help="fail if it isn't done after M minutes")
+    parser.add_argument(
+        "--minutes", type=float, metavar="M", help="take M minutes, replays included; fail if late"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the outcome as JSON")
 
 
@@ -48,6 +53,7 @@ class Report:
     failures: list[str] = field(default_factory=list)
     searches: list[dict[str, Any]] = field(default_factory=list)
     rows: list[dict[str, Any]] = field(default_factory=list)
+    replays: dict[str, Any] = field(default_factory=dict)
 
     def fail(self, text: str) -> None:
         """Records and prints one failure."""
@@ -59,18 +65,26 @@ class Report:
         return time.monotonic() > self.until
 
 
-def run(args: argparse.Namespace) -> int:
-    """Does it; 0 where all is well, 1 otherwise."""
+def run(args: argparse.Namespace, then: Callable[[Report], None] | None = None) -> int:
+    """Does it; 0 where all is well, 1 otherwise.
+
+    then  called when all else is done and well: replays until the report's time is up
+    """
     began = time.monotonic()
     report = Report(began + 60 * args.minutes if args.minutes is not None else float("inf"))
     specs = load_all(report)
     if not report.failures:
-        _system(specs, report)
+        system = _system(specs, report)
         results = _searches(specs, args.deep, report)
+        if system is not None and not report.failures:
+            compare_sends(system, [found for _, found in results], report)
         if args.deep and not report.failures:
             _rows(specs, results, report)
+        if then is not None and not report.failures:
+            then(report)
     seconds = time.monotonic() - began
     states = sum(one["states"] for one in report.searches)
+    _summary(specs, report)
     verdict = f"{len(report.failures)} failures" if report.failures else "all well"
     print(
         f"{len(specs)} machines, {len(report.searches)} searches, {states} states, {seconds:.1f} s: {verdict}"
@@ -83,11 +97,25 @@ def run(args: argparse.Namespace) -> int:
             "machines": {spec.name: spec.digest for spec in specs},
             "states": states,
             "searches": report.searches,
+            "edges": sum(one["edges"] for one in report.searches),
             "rows": report.rows,
+            "rows_needed": sum(row["noticed_by"] is not None for row in report.rows),
+            "replays": report.replays,
             "failures": report.failures,
         }
         args.json.write_text(json.dumps(outcome, indent=1) + "\n")
     return 1 if report.failures else 0
+
+
+def _summary(specs: list[Spec], report: Report) -> None:
+    """A line a machine: its size, and how many of its dropped rows were noticed; then the sums."""
+    print(f"{'machine':<12}{'states':>8}{'events':>8}{'rows':>6}{'dropped rows noticed':>22}")
+    for spec in specs:
+        rows = [row for row in report.rows if row["row"].startswith(f"{shown(spec.path)}:")]
+        noticed = f"{sum(row['noticed_by'] is not None for row in rows)} of {len(rows)}" if rows else "-"
+        print(f"{spec.name:<12}{len(spec.states):>8}{len(spec.events):>8}{len(spec.rows):>6}{noticed:>22}")
+    states, edges = (sum(one[key] for one in report.searches) for key in ("states", "edges"))
+    print(f"searches: {states} states, {edges} edges; seeds replayed: {report.replays.get('seeds', 0)}")
 
 
 def machine_files(folder: Path = SPECS) -> list[Path]:
@@ -110,14 +138,27 @@ def load_all(report: Report) -> list[Spec]:
     return specs
 
 
-def _system(specs: list[Spec], report: Report) -> None:
+def _system(specs: list[Spec], report: Report) -> System | None:
     try:
         messages = module_at("engine/messages.py", "system.toml")
         system = load_system(SPECS / "system.toml", {spec.name: spec for spec in specs}, messages)
     except (EngineError, OSError) as error:
         report.fail(str(error))
-    else:
-        print(f"system  {len(system.actors)} actors, {len(system.links)} links")
+        return None
+    print(f"system  {len(system.actors)} actors, {len(system.links)} links")
+    return system
+
+
+def compare_sends(system: System, results: list[Found], report: Report) -> None:
+    """What cores sent in the searches is what system.toml says of actors with machines: no more, no less."""
+    sent = {one for found in results for one in found.sent}
+    declared = {one for one in system.sends() if system.actors[one.sender].spec is not None}
+    for one in sorted(sent - declared):
+        text = f"{one.sender} sends {one.message} to {one.receiver}; add it to a [[sends]]"
+        report.fail(f"specs/system.toml: {text}")
+    for one in sorted(declared - sent):
+        text = f"no search has {one.sender} send {one.message} to {one.receiver}"
+        report.fail(f"specs/system.toml: {text}; drop it from its [[sends]], or search it")
 
 
 def _searches(specs: list[Spec], deep: bool, report: Report) -> list[tuple[Search, Found]]:

@@ -51,22 +51,25 @@ def dot(spec: Spec) -> str:
             lines.append(f"{state.name} -> {state.name}_note [dir=none, style=dotted];")
     for (source, target, dashed), labels in edges(spec).items():
         style = ", style=dashed, color=gray40, fontcolor=gray40" if dashed else ""
+        if dashed and source == target:
+            style += ", tailport=s, headport=s"  # Below the state; the solid loop is above it.
         text = r"\l".join(_quoted(label) for label in labels)
         lines.append(f'{source} -> {target} [label="{text}\\l"{style}];')
     return "\n".join([*lines, "}"]) + "\n"
 
 
-def svg(spec: Spec) -> str | None:
-    """The picture made by Graphviz's `dot`; None where that program isn't installed.
+def svg(text: str, digest: str) -> str | None:
+    """The picture of this DOT, made by Graphviz's `dot`; None where that program isn't installed.
 
+    digest  SHA-256 of the file that is drawn
     raises  subprocess.CalledProcessError where `dot` refuses the text
     """
     program = shutil.which("dot")
     if program is None:
         return None
-    made = subprocess.run([program, "-Tsvg"], input=dot(spec), capture_output=True, text=True, check=True)
+    made = subprocess.run([program, "-Tsvg"], input=text, capture_output=True, text=True, check=True)
     # A comment before the XML declaration isn't allowed, so the declaration goes.
-    return f"<!-- sha256: {spec.digest} -->\n{made.stdout[made.stdout.index('<svg') :]}"
+    return f"<!-- sha256: {digest} -->\n{made.stdout[made.stdout.index('<svg') :]}"
 
 
 def edges(spec: Spec) -> dict[Edge, list[str]]:

@@ -13,6 +13,7 @@ from typing import Any
 
 from engine.fsm.search import Search
 from engine.fsm.steps import Move, State, Steps
+from engine.fsm.system import Sent
 from engine.fsm.table import Taken
 
 
@@ -34,12 +35,14 @@ class Found:
     """What a search found.
 
     fired  every row that was taken, in each state in which it was
+    sent   every message that a core sent; a Run is sent to `device`
     """
 
     states: int
     edges: int
     violation: Violation | None
     fired: frozenset[Taken]
+    sent: frozenset[Sent]
 
 
 class Explorer:
@@ -80,7 +83,8 @@ class Explorer:
                 at += 1
             if violation is None:
                 violation = self._no_way_out()
-        return Found(len(self._order), self._edges, violation, frozenset(self.steps.processes.fired))
+        seen = self.steps.processes
+        return Found(len(self._order), self._edges, violation, frozenset(seen.fired), frozenset(seen.sent))
 
     def _expand(self, at: int) -> Violation | None:
         state = self._order[at]

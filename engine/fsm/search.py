@@ -31,6 +31,7 @@ KEYS = {
     "environment": dict,
     "ends": dict,
     "local": list,
+    "urgent": list,
 }
 NEEDED = ("name", "say", "order", "timeouts", "states", "core")
 
@@ -41,7 +42,6 @@ class Workload:
 
     after     (core name, state names): only while that core is in one of them; None: at any moment
     optional  it may also never come
-    urgent    it goes through the priority lane, past what waits in a mailbox
     """
 
     sender: str
@@ -49,7 +49,6 @@ class Workload:
     message: Any
     after: tuple[str, tuple[str, ...]] | None
     optional: bool
-    urgent: bool
 
 
 @dataclass(frozen=True)
@@ -61,6 +60,7 @@ class Search:
     ends         core name -> states in which a run may end; others may end wherever they needn't leave
     local        cores of one process, with mailboxes: what they send each other is in there at once, and
                  whatever comes from elsewhere arrives behind it
+    urgent       structs of messages that take the priority lane of a mailbox
     states       how many states it finds, as committed
     """
 
@@ -80,6 +80,7 @@ class Search:
     at_end: tuple[tuple[str, Callable[[Any], bool]], ...]
     ends: dict[str, tuple[str, ...]]
     local: tuple[str, ...]
+    urgent: frozenset[str]
 
 
 def load_search(path: Path) -> Search:
@@ -112,6 +113,7 @@ def load_search(path: Path) -> Search:
         invariants=tuple((name, resolve(name, where)) for name in body.get("invariants", ())),
         at_end=tuple((name, resolve(name, where)) for name in body.get("at_end", ())),
         local=tuple(body.get("local", ())),
+        urgent=frozenset(body.get("urgent", ())),
         ends={name: tuple(states) for name, states in body.get("ends", {}).items()},
         **{key: body[key] for key in ("name", "say", "order", "timeouts", "states")},
     )
@@ -149,7 +151,7 @@ def _core(where: str, body: dict[str, Any]) -> tuple[str, Callable[[], Any]]:
 
 
 def _workload(where: str, body: dict[str, Any], cores: dict[str, Callable[[], Any]]) -> list[Workload]:
-    known = ("to", "event", "make", "args", "times", "from", "after", "optional", "urgent")
+    known = ("to", "event", "make", "args", "times", "from", "after", "optional")
     _only(where, "a workload", body, known, ("to",))
     to = body["to"]
     if to not in cores:
@@ -175,6 +177,5 @@ def _workload(where: str, body: dict[str, Any], cores: dict[str, Callable[[], An
         message,
         after,
         body.get("optional", False),
-        body.get("urgent", False),
     )
     return [one] * body.get("times", 1)

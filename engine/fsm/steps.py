@@ -49,6 +49,7 @@ class Steps:
         self.start = State(self.processes.start, (), 0, 0)
         self._local = {self.processes.index[name] for name in search.local}
         self._mailbox = self.processes.senders.number("mailbox")
+        self._lane = self.processes.senders.number("priority lane")
         self._in_order = search.order == "pair"
         names, number = self.processes.index, self.processes.messages.number
         self._work = [(names[item.to], number(item.message), item) for item in search.workload]
@@ -83,10 +84,13 @@ class Steps:
         return self.search.timeout_limit is not None and state.fired >= self.search.timeout_limit
 
     def _deliveries(self, state: State) -> Iterator[Move]:
+        inside = (self._mailbox, self._lane)
+        hurried = {receiver for (sender, receiver), _ in state.channels if sender == self._lane}
         for (sender, receiver), messages in state.channels:
-            mailbox = sender == self._mailbox
-            kind = "arrive" if receiver in self._local and not mailbox else "deliver"
-            for message in messages[:1] if self._in_order or mailbox else dict.fromkeys(messages):
+            if sender == self._mailbox and receiver in hurried:
+                continue
+            kind = "arrive" if receiver in self._local and sender not in inside else "deliver"
+            for message in messages[:1] if self._in_order or sender in inside else dict.fromkeys(messages):
                 yield Move(kind, sender, receiver, message)
 
     def _sends(self, state: State) -> Iterator[Move]:
@@ -134,8 +138,8 @@ class Steps:
         elif move.kind == "send":
             sent |= 1 << message
             message = self._work[message][1]
-        if move.kind == "arrive" or (move.kind == "send" and self._queues(move)):
-            self._put(channels, self._mailbox, move.receiver, message)
+        if self._queues(move):
+            self._put(channels, None, move.receiver, message)
             return State(state.snaps, tuple(sorted(channels.items())), sent, fired), None
         if move.kind in ("deliver", "send"):
             reaction = self.processes.receive(move.receiver, snaps[move.receiver], message)
@@ -157,7 +161,7 @@ class Steps:
         snaps[process] = reaction.snap
         for sender, to, message in reaction.sends:
             in_process = sender in self._local and to in self._local
-            self._put(channels, self._mailbox if in_process else sender, to, message)
+            self._put(channels, None if in_process else sender, to, message)
         fault = reaction.fault
         environment = self.processes.environment
         if environment is not None and process != environment:
@@ -167,12 +171,16 @@ class Steps:
         return fault
 
     def _queues(self, move: Move) -> bool:
-        """True for a message from outside that waits its turn in a mailbox."""
-        return move.receiver in self._local and not self._work[move.what][2].urgent
+        """True for a message that waits its turn in a mailbox."""
+        return move.kind == "arrive" or (move.kind == "send" and move.receiver in self._local)
 
-    def _put(self, channels: Channels, sender: int, to: int, message: int) -> None:
+    def _put(self, channels: Channels, sender: int | None, to: int, message: int) -> None:
+        """Into the channel of this sender, or, where that is None, into the mailbox."""
+        ordered = self._in_order or sender is None
+        if sender is None:
+            kind = type(self.processes.messages.values[message]).__name__
+            sender = self._lane if kind in self.search.urgent else self._mailbox
         waiting = (*channels.get((sender, to), ()), message)
-        ordered = self._in_order or sender == self._mailbox
         channels[sender, to] = waiting if ordered else tuple(sorted(waiting))
 
     def world(self, state: State) -> World:
@@ -198,7 +206,7 @@ class Steps:
             line = f"{self._work[move.what][2].sender} -> {who}: {brief(self._work[move.what][2].message)}"
         else:
             line = f"{names[move.sender]} -> {who}: {brief(self.processes.messages.values[move.what])}"
-        if move.kind == "arrive" or (move.kind == "send" and self._queues(move)):
+        if self._queues(move):
             return f"{line}   (in the mailbox)"
         before = self.processes.live(move.receiver, state.snaps[move.receiver]).state
         after, fault = self.take(state, move)

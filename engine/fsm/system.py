@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 from engine.errors import SpecError
 from engine.fsm.owners import shown
@@ -45,6 +45,14 @@ class Link:
     messages: tuple[str, ...]
 
 
+class Sent(NamedTuple):
+    """A message that one kind of actor sends to another, by the name of its struct."""
+
+    sender: str
+    receiver: str
+    message: str
+
+
 @dataclass(frozen=True)
 class System:
     """The whole of system.toml."""
@@ -52,9 +60,18 @@ class System:
     actors: dict[str, Actor]
     links: tuple[Link, ...]
 
+    def sends(self) -> set[Sent]:
+        """Everything that may be sent."""
+        return {Sent(link.sender, link.receiver, name) for link in self.links for name in link.messages}
+
     def into(self, receiver: str) -> set[str]:
         """Names of all messages that somebody sends to this actor."""
         return {name for link in self.links if link.receiver == receiver for name in link.messages}
+
+
+def kind_of(name: str) -> str:
+    """The kind of an actor: its name without the number at its end (rank0 is a rank)."""
+    return name.rstrip("0123456789")
 
 
 def load_system(path: Path, specs: Mapping[str, Spec], messages: ModuleType) -> System:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from engine.fsm.freeze import freeze
 from engine.fsm.search import Search
 from engine.fsm.spec import Spec
+from engine.fsm.system import Sent, kind_of
 from engine.fsm.table import Machine, Taken
 from engine.fsm.vector import VectorMachine
 
@@ -76,6 +77,7 @@ class Processes:
         self.effects = Ids()
         self.snaps = [Ids() for _ in range(len(self.names) + 1)]
         self.fired: set[Taken] = set()
+        self.sent: set[Sent] = set()
         self._builders: list[Callable[[], Any]] = [*search.cores.values()]
         self.environment: int | None = None  # Its index.
         if search.environment is not None:
@@ -140,6 +142,7 @@ class Processes:
         self._note(live)
         sends, outs = [], []
         for effect in effects:
+            self._note_sent(process, effect)
             to = self.index.get(getattr(effect, "to", None) or "")
             if to is None:
                 outs.append(self.effects.number(effect))
@@ -153,6 +156,15 @@ class Processes:
     def _note(self, live: Any) -> None:
         for machine in _machines(live):
             self.fired.update(machine.fired())
+
+    def _note_sent(self, process: int, effect: Any) -> None:
+        if process == self.environment:
+            return
+        sender = kind_of(self.names[process])
+        if hasattr(effect, "job"):
+            self.sent.add(Sent(sender, "device", type(effect.job).__name__))
+        elif hasattr(effect, "to"):
+            self.sent.add(Sent(sender, kind_of(effect.to), type(effect.msg).__name__))
 
     def _changed(self, process: int) -> str | None:
         live, before = self._scratch[process], self._fixed[process]

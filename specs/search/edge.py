@@ -238,6 +238,12 @@ def drained_is_said_once(world: Any) -> bool:
     return bool(said == 1 if world.cores["ingress"].state == "draining" else said <= 1)
 
 
+def detok_stops_last(world: Any) -> bool:
+    """At the end: where ingress has stopped, the detokenizer has, too."""
+    ingress, detok = world.cores["ingress"], world.cores["detok"]
+    return bool((ingress.state == "stopped") == (detok.state == "stopped"))
+
+
 def unknown_rank_is_the_clients_fault(world: Any) -> bool:
     """A demanded rank that doesn't exist is answered 400."""
     return world.environment.answers.get("unknown") in (None, "BadRequest")

@@ -83,7 +83,7 @@ class Launch(Environment):
             return self._ended(msg.request_id)
         elif effect.to == "ingress":
             self.drains = isinstance(msg, Drain)
-        elif isinstance(msg, Stop):
+        elif isinstance(msg, Stop) and effect.to != "detok":
             self.told.add(int(effect.to[4:]))
         elif isinstance(msg, KillRanks):
             self.killed = True

@@ -47,15 +47,17 @@ def rank(rank: int = 0, ranks: int = 1, **changes: int) -> Rank:
 
 def submit(
     request_id: int, prompt: int = 1, most: int = 2, priority: int = 0, deadline_s: float = 0.0
-) -> Submit:
+) -> SubmitBatch:
     """A request with a prompt of so many tokens that wants `most` tokens."""
     tokens = np.full(prompt, WORD, np.int32).tobytes()
-    return Submit(request_id, tokens, Sampling(most), priority=priority, deadline_s=deadline_s)
+    return SubmitBatch(
+        (Submit(request_id, tokens, Sampling(most), priority=priority, deadline_s=deadline_s),)
+    )
 
 
 def batch(request_ids: list[int], prompt: int = 1, most: int = 2) -> SubmitBatch:
     """Requests that arrive together."""
-    return SubmitBatch(tuple(submit(request_id, prompt, most) for request_id in request_ids))
+    return SubmitBatch(tuple(submit(request_id, prompt, most).items[0] for request_id in request_ids))
 
 
 class Devices(Environment):

@@ -156,7 +156,7 @@ def test_a_rank_whose_device_fails_takes_the_other_one_with_it(
     assert all("has ended" in stream.error() for stream in streams)
     code, printed = server.end()
     assert code == 1
-    assert ("rank1 ended in state stalled" if fault == "hang" else "an illegal address") in printed
+    assert ("ended in state stalled" if fault == "hang" else "an illegal address") in printed
     assert all(map(gone, ranks))
     assert not server.left()
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from engine.actors.wiring import digest_of, kind_of, wiring
-from engine.messages import Abort, RankUp, RunStep, Snapshot, StepDone, StepOut, Submit, SubmitBatch, Watch
+from engine.messages import Abort, RankUp, RunStep, Snapshot, StepDone, StepOut, SubmitBatch, Watch
 
 
 def test_an_actor_may_send_what_the_description_lists_and_nothing_else() -> None:
@@ -22,7 +22,7 @@ def test_an_actor_may_send_what_the_description_lists_and_nothing_else() -> None
 
 def test_a_link_decodes_what_comes_from_other_processes_only() -> None:
     at_rank = wiring().accepts("rank")["rank"]
-    assert {Submit, SubmitBatch, Abort} <= set(at_rank)
+    assert {SubmitBatch, Abort} <= set(at_rank)
     assert StepDone not in at_rank
     at_api = wiring().accepts("api")
     assert StepOut in at_api["detok"]

@@ -205,7 +205,7 @@ def test_nothing_follows_the_terminal_event() -> None:
 
 @pytest.mark.parametrize(
     ("msg", "finish", "status"),
-    [(RequestFailed(1, FAILED, 500, "why"), FAILED, 500), (Abort(1), ABORTED, 499), (Stop(), FAILED, 503)],
+    [(RequestFailed(1, FAILED, 500, "why"), FAILED, 500), (Abort(1), ABORTED, 499)],
 )
 def test_every_way_out_gives_one_terminal_event(msg: object, finish: int, status: int) -> None:
     listener = Listener()
@@ -256,11 +256,3 @@ def test_logprobs_go_with_their_tokens_and_end_at_the_stop_string() -> None:
     assert [entry.value for entry in listener.last(1).logprobs] == [-1.0, -2.0]
     assert listener.last(2).logprobs[0].top == ((7, -0.5), (8, -0.75))
     assert [(entry.position, entry.value) for entry in listener.last(2).prompt_logprobs] == [(4, -9.0)]
-
-
-def test_a_watch_after_stop_is_turned_away_with_a_terminal_event() -> None:
-    listener = Listener()
-    listener.receive(Stop())
-    listener.watch(5)
-    assert (listener.last(5).finish, listener.last(5).status) == (FAILED, 503)
-    assert listener.others == [Send("ingress", Ended(5, FAILED))]

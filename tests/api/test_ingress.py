@@ -194,6 +194,11 @@ def test_stop_ends_every_request() -> None:
     told = [effect.msg for effect in core.receive(Stop()) if isinstance(effect, Send)]
     assert [type(msg) for msg in told] == [Abort, RequestFailed, Abort, RequestFailed]
     assert core.receive(Ended(request, FAILED)) == []
+    assert core.receive(Ended(request + 1, FAILED)) == [Send("detok", Stop("every request has ended"))]
+
+
+def test_stop_of_an_idle_server_stops_the_detokenizer_at_once() -> None:
+    assert serving().receive(Stop()) == [Send("detok", Stop("every request has ended"))]
 
 
 def test_an_end_of_a_request_that_is_not_live_is_a_fault() -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from tiny import reference_model, tiny_config, weights_of
+
+from tests.golden.tiny import reference_model, tiny_config, weights_of
 
 
 @pytest.fixture(scope="session")

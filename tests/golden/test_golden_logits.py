@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from driver import Driver, build
-from tiny import random_tokens, reference_logits, reference_model, tiny_config, weights_of
 
 from engine.kernels.cpu import CpuOps
 from engine.model.invariant import TileOps
 from engine.model.ops import TorchOps
+from tests.golden.driver import Driver, build
+from tests.golden.tiny import random_tokens, reference_logits, reference_model, tiny_config, weights_of
 
 TOLERANCE = 1e-5
 

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import pytest
 import torch
-from dense import Dense
-from driver import Driver
-from tiny import deepseek_fields, random_tokens, reference_logits, reference_model, tiny_config, weights_of
 
 from engine.errors import ConfigError
 from engine.model.model import DeepseekV4
+from tests.golden.dense import Dense
+from tests.golden.driver import Driver
+from tests.golden.tiny import (
+    deepseek_fields,
+    random_tokens,
+    reference_logits,
+    reference_model,
+    tiny_config,
+    weights_of,
+)
 
 # Wide enough that 64 channels carry no rotation: one rounding group.
 CHANGES = {"head_dim": 80}

@@ -7,13 +7,13 @@ import random
 import numpy as np
 import pytest
 import torch
-from driver import Driver, build
-from tiny import random_tokens, reference_logits
 
 from engine.errors import PageAccounting
 from engine.kernels.cpu import CpuOps
 from engine.model.invariant import TileOps
 from engine.runner.forward import store_relay
+from tests.golden.driver import Driver, build
+from tests.golden.tiny import random_tokens, reference_logits
 
 TOLERANCE = 1e-5
 

@@ -125,7 +125,7 @@ class Harness:
     def submit(self, *items: Submit, rank: int = 0) -> None:
         """Requests that arrive together."""
         self.submitted.update((item.request_id, item) for item in items)
-        self.tell(items[0] if len(items) == 1 else SubmitBatch(items), rank)
+        self.tell(SubmitBatch(items), rank)
 
     def abort(self, request_id: int, rank: int = 0) -> None:
         """The client is gone."""

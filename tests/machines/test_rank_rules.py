@@ -234,7 +234,7 @@ def test_a_step_of_256_requests_costs_the_host_less_than_a_millisecond() -> None
     )
     h.submit(submit_of(1, 10, 1000, ignore_eos=True))
     for number in range(2, rows + 1):
-        h.tell(submit_of(number, number, 1000, ignore_eos=True))
+        h.submit(submit_of(number, number, 1000, ignore_eos=True))
     seconds = []
     for _ in range(200):
         step = h.jobs[0].popleft()

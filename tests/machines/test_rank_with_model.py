@@ -15,7 +15,7 @@ from engine.actors.intake import RankSetup
 from engine.actors.rank import Rank
 from engine.fsm.owners import ROOT
 from engine.memory.pools import KVState
-from engine.messages import RequestFailed, RunStep, Sampling, StepOut, Submit
+from engine.messages import RequestFailed, RunStep, Sampling, StepOut, Submit, SubmitBatch
 from engine.model.config import ModelConfig
 from engine.model.dummy import dummy_weights
 from engine.model.model import DeepseekV4
@@ -88,7 +88,7 @@ class Served:
     def run(self, *items: Submit) -> dict[int, list[int]]:
         """Every request's tokens."""
         for item in items:
-            self.tell(item)
+            self.tell(SubmitBatch((item,)))
         while self.jobs:
             self.tell(self.runner.execute(self.jobs.popleft()))
         assert not self.failed

@@ -105,6 +105,8 @@ PLANTED: list[tuple[str, type, str, Callable[..., Any], str]] = [
     ("end-of-patience", Ingress, "end_all", nothing, "no_request_is_left"),
     ("edge-stops", Detok, "_next", ignores_the_bound, "D1"),
     ("edge-clients", Detok, "take_credit", nothing, "credit_is_conserved"),
+    ("edge-drain", Ingress, "stop_detok", nothing, "detok_stops_last"),
+    ("edge-stop", Ingress, "has_no_request", always, "D2"),
     ("edge-clients", Detok, "abort", nothing, "who_left_is_forgotten"),
     ("end-by-signal", Shutdown, "stop_all", closes_early, "I8"),
     ("end-by-signal", Shutdown, "is_third", never, "SD1"),

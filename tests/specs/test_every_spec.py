@@ -12,7 +12,7 @@ import pytest
 
 from engine.errors import Unexpected
 from engine.fsm.check import machine_files
-from engine.fsm.diagrams import stale
+from engine.fsm.diagrams import drawings, stale
 from engine.fsm.draw import dot, mermaid, svg
 from engine.fsm.edges import difference
 from engine.fsm.library import LibraryMachine
@@ -133,7 +133,7 @@ def test_a_missing_or_added_arrow_is_noticed(spec: Spec) -> None:
 
 def test_each_picture_begins_with_the_hash_of_its_spec(spec: Spec) -> None:
     assert mermaid(spec).startswith(f"%% sha256: {spec.digest}\n")
-    picture = svg(spec)
+    picture = svg(dot(spec), spec.digest)
     assert picture is None or picture.startswith(f"<!-- sha256: {spec.digest} -->\n<svg ")
 
 
@@ -148,4 +148,5 @@ def test_pictures_show_every_state_row_and_time_out(spec: Spec) -> None:
 
 
 def test_the_committed_pictures_and_the_table_are_current() -> None:
-    assert stale([load(path) for path in machine_files()]) == []
+    specs = [load(path) for path in machine_files()]
+    assert stale(specs, drawings(specs)) == []

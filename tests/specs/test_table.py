@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 from dataclasses import replace
 
 import pytest
 
+from bench import machine
 from engine.actors.core import Armed, Core, Run, Send, Stop, TimedOut
 from engine.errors import SpecError, Unexpected
 from engine.fsm.load import substituted
@@ -152,3 +154,8 @@ def test_a_core_refuses_a_spec_that_another_class_owns(oven: Spec) -> None:
 
     with pytest.raises(SpecError, match=r"owned by tests/specs/data/oven.py:Oven, not by Stove"):
         Stove()
+
+
+def test_the_compiled_table_is_at_least_twenty_times_as_fast_as_the_library() -> None:
+    figures = machine.run(argparse.Namespace())
+    assert figures["ratio"] >= 20
