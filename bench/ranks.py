@@ -2,8 +2,8 @@
 
 Two processes, each with its half of the routed experts of a model with dummy weights: heads and widths of the
 real model at a reduced depth on two NVIDIA devices (NCCL), something like the shipped one on the CPU (gloo).
-The first process then runs all traffic alone on its device. Prompts in chunks of unequal size, decode steps,
-and steps in which a rank has no work. No graphs.
+The first process then runs the same parts one after the other, alone on its device. Prompts in chunks of
+unequal size, decode steps, and steps in which a rank has no work. No graphs.
 """
 
 from __future__ import annotations
@@ -34,8 +34,9 @@ SLOTS = 4
 DECODES = 24
 SILENT_S = 40.0
 
-TOLERANCE = {("cpu", "float32"): 1e-4, ("cuda", "float32"): 2e-3, ("cuda", "bfloat16"): 0.5}
-"""Largest difference of a logit that products in batches of another size explain; logits have deviation 1."""
+TOLERANCE = {"float32": (100, 1e-3), "bfloat16": (90, 0.1)}
+"""Percentile of rows, and the largest difference of a logit in them that products over more rows at once
+explain; logits have deviation 1. In bfloat16 such a difference may turn a near-tie of the router."""
 
 
 class Differs(EngineError):
@@ -69,21 +70,23 @@ def together(
         tokens = tokens_of(parts[rank], rank * SLOTS, runner.lengths, runner.config)
         begin = time.perf_counter()
         kept.append(runner.step(parts[rank], tokens, ranks))
-        if max(counts) <= SLOTS:
+        if max(count for part in parts for _, count in part) == 1:
             seconds.append(time.perf_counter() - begin)
     return kept, float(np.median(seconds))
 
 
 def alone(job: Job, steps: Sequence[tuple[Part, Part]]) -> tuple[list[torch.Tensor], float]:
-    """One rank's logits of every step of both, in rank order, and the median seconds of a decode step."""
+    """One rank's logits of every part, in rank order, and the median seconds of the two of a decode step."""
     runner = Runner(job, ALONE, RANKS * SLOTS)
     kept, seconds = [], []
     for parts in steps:
-        both = [(rank * SLOTS + slot, count) for rank, part in enumerate(parts) for slot, count in part]
-        tokens = tokens_of(both, 0, runner.lengths, runner.config)
         begin = time.perf_counter()
-        kept.append(runner.step(both, tokens, ()))
-        if len(tokens) <= RANKS * SLOTS:
+        own = []
+        for rank, part in enumerate(parts):
+            here = [(rank * SLOTS + slot, count) for slot, count in part]
+            own.append(runner.step(here, tokens_of(here, 0, runner.lengths, runner.config), ()))
+        kept.append(torch.cat(own))
+        if max(count for part in parts for _, count in part) == 1:
             seconds.append(time.perf_counter() - begin)
     return kept, float(np.median(seconds))
 
@@ -120,11 +123,15 @@ def compare(two: Sequence[list[Any]], one: list[Any], job: Job) -> dict[str, Any
         found = np.concatenate([told[0][number] for told in two])
         differences += np.abs(found - expected).max(1).tolist()
         same += (found.argmax(1) == expected.argmax(1)).tolist()
-    worst = max(differences)
+    percentile, tolerance = TOLERANCE[job.dtype]
+    judged = float(np.percentile(differences, percentile))
     figures = {
-        "max_difference": worst,
+        "max_difference": max(differences),
         "median_difference": float(np.median(differences)),
-        "tolerance": TOLERANCE[job.device, job.dtype],
+        "equal_rows": float(np.mean(np.array(differences) == 0.0)),
+        "judged_percentile": percentile,
+        "judged_difference": judged,
+        "tolerance": tolerance,
         "rows": len(differences),
         "same_argmax": float(np.mean(same)),
         "logit_std": float(np.std(one[0][0])),
@@ -133,7 +140,7 @@ def compare(two: Sequence[list[Any]], one: list[Any], job: Job) -> dict[str, Any
         "seconds_two_ranks": round(max(told[2] for told in two), 1),
     }
     # Not `>`: a difference that is no number is one.
-    if not worst <= figures["tolerance"]:
+    if not judged <= tolerance:
         raise Differs(f"{job}: {json.dumps(figures)}")
     return figures
 

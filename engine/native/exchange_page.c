@@ -83,7 +83,8 @@ static xc_code await_peer(const xc_options* o, xc_handle* h, int64_t until) {
     for (;; rest()) {
         uint64_t word = atomic_load(&h->page->error.word);
         if (word) return (xc_code)(word & 255);
-        if (atomic_load(&owner->state) == XC_ATTACHED) return XC_OK;
+        /* It may even have left again, which is for the first exchange to tell. */
+        if (atomic_load(&owner->state) >= XC_ATTACHED) return XC_OK;
         if (xc_now_ns() >= until) return XC_TIMEOUT;
     }
 }

@@ -16,11 +16,12 @@ REQUEST = st.tuples(st.integers(0, 2), st.integers(1, 600), st.integers(1, 60))
 
 
 class Watched(Harness):
-    """Notes which rounds each rank ran and what it decided."""
+    """Notes which rounds each rank ran, what it decided, and what its device was told of all ranks."""
 
     def __init__(self, ranks: int, **changes: object) -> None:
         super().__init__(ranks, **changes)
         self.decisions: dict[int, set[object]] = {}
+        self.told: dict[int, set[object]] = {}
         self.ran: list[list[int]] = [[] for _ in range(ranks)]
 
     def tell(self, msg: object, rank: int = 0) -> None:
@@ -29,6 +30,10 @@ class Watched(Harness):
         core = self.ranks[rank]
         new = [job for job in self.jobs[rank] if job not in before]
         self.ran[rank] += [job.epoch for job in new]
+        for job in new:
+            self.told.setdefault(job.epoch, set()).add((job.bucket, job.ranks))
+            assert job.ranks[rank][1] == len(job.tokens) // 4
+            assert job.ranks[rank][2] >= sum(job.samples)
         if core.decision is not None:
             self.decisions.setdefault(core.next_epoch, set()).add(core.decision)
 
@@ -59,6 +64,7 @@ def test_ranks_agree_and_stop_together(
     h.check_texts()
     h.check_all_returned()
     assert all(len(decisions) == 1 for decisions in h.decisions.values())
+    assert all(len(told) == 1 for told in h.told.values())
     assert all(ran == h.ran[0] for ran in h.ran)
     for rank in order.sample(range(ranks), ranks):
         h.tell(Stop(), rank)
