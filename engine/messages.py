@@ -122,7 +122,7 @@ class Peer(Message, frozen=True):
 
 
 class PeerDown(Message, frozen=True):
-    """Exchange -> rank, behind all that the peer sent: rank `src` is gone, or out of reach, for good; -1: some rank.
+    """Exchange -> rank, behind all that the peer sent: rank `src` (-1: some rank) is gone for good.
 
     kind, reason  class in engine/errors.py and text of the error that this rank ends with
     """
@@ -193,7 +193,7 @@ class RunStep(Message, frozen=True):
     binds               slots that are (re)bound before this step
 
     bucket              captured size in tokens that the ranks agreed on; 0: the step runs eagerly
-    ranks               (requests, tokens, most rows whose logits are wanted) of each rank, in rank order, equal on
+    ranks               (requests, tokens, most rows whose logits are wanted) of each rank, in order, equal on
                         every rank; requests -1 where the rank reads prompts; empty where there is one rank
     """
 

@@ -206,8 +206,8 @@ def _error_named(reason: str) -> EngineError:
 async def _loaded(device: Device, mailbox: Mailbox) -> StepRunner | None:
     """The runner, or None where the rank is told to stop while it loads.
 
-    Peers that were faster may have begun the first round: what they sent is kept for the core. They end without
-    this rank when its end is heard, since no step was ever agreed.
+    Peers that were faster may have begun the first round: what they sent is kept for the core. They end
+    without this rank when they hear of its end, since no step was ever agreed.
     """
     runner: StepRunner | None = None
     early: list[Message] = []
