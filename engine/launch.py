@@ -69,7 +69,7 @@ class Launcher:
     _process: Process
     _tasks: TaskGroup
 
-    def __init__(self, settings: Settings, command: Sequence[str], url: str = "") -> None:
+    def __init__(self, settings: Settings, command: Sequence[str], url: str = "", board: int = -1) -> None:
         self.children: dict[int, Child] = {}
         self.exit_code = CLEAN
         self._settings = settings
@@ -81,7 +81,7 @@ class Launcher:
         self._up: set[int] = set()
         self._session = new_session() if settings.dp_exchange == "native" else ""
         meets = settings.ep_size > 1 or settings.enable_dp_lm_head
-        self.board = create(settings.dp_size) if settings.dp_size > 1 else -1
+        self._board = board
         self._meeting = TemporaryDirectory(prefix="engine-") if meets else None
 
     def join(self, process: Process, tasks: TaskGroup, engine: Engine, server: Closing) -> None:
@@ -119,13 +119,13 @@ class Launcher:
         name = f"rank{rank}"
         peers = {} if self._session else mesh.ends_of(rank)
         meeting = self._meeting.name if self._meeting else ""
-        told = Told(rank, settings, peers, self._session, meeting, self.board)
+        told = Told(rank, settings, peers, self._session, meeting, self._board)
         child = self.children[rank] = await spawn(
             name,
             self._command,
             msgspec.json.encode(told),
             {**environment(settings.threads, settings.dp_size), **device_of(settings, rank)},
-            (*peers.values(), *([self.board] if self.board >= 0 else [])),
+            (*peers.values(), *([self._board] if self._board >= 0 else [])),
         )
         link = self._process.link("api", name, child.stream)
         self._tasks.start_soon(self._watch, rank, child, link)
@@ -218,13 +218,14 @@ def serve(settings: Settings, command: Sequence[str] = RANK_COMMAND) -> int:
 
 
 async def _main(settings: Settings, sock: socket.socket, command: Sequence[str]) -> int:
-    launcher = Launcher(settings, command, f"http://{settings.host}:{sock.getsockname()[1]}")
+    board = create(settings.dp_size) if settings.dp_size > 1 else -1
+    launcher = Launcher(settings, command, f"http://{settings.host}:{sock.getsockname()[1]}", board)
     async with anyio.create_task_group() as http:
         try:
             async with anyio.create_task_group() as tasks:
                 process = Process("api", wiring(), tasks, report_to_stderr)
                 served = load_served(settings, int(time.time()))
-                engine, app = start_api(process, settings, served, board=launcher.board)
+                engine, app = start_api(process, settings, served, board=board)
                 launcher.join(process, tasks, engine, HttpServer(app, "warning"))
                 http.start_soon(launcher.serve, sock)
                 await launcher.run()

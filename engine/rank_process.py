@@ -35,7 +35,6 @@ from engine.peers import join_by_exchange, join_by_links
 
 GREET_S = 30.0
 JOIN_S = 2.0
-LEAVE_S = 0.5
 FLUSH_S = 5.0
 CLEAN, FAILED, ORPHANED = 0, 1, 3
 """Exit codes: the core stopped; something failed and was reported; the api process is gone."""
@@ -178,9 +177,6 @@ async def run_rank(told: Told, process: Process, link: Link, parts: Parts) -> No
         tasks.start_soon(device.run, JOIN_S)
         runner = await _loaded(device, mailbox)
         if runner is None:
-            if settings.dp_size > 1:
-                # Every rank is told to stop at once; a peer must hear that before it hears that this one is gone.
-                await anyio.sleep(LEAVE_S)
             tasks.cancel_scope.cancel()
             return
         parts.settle()
@@ -210,8 +206,8 @@ def _error_named(reason: str) -> EngineError:
 async def _loaded(device: Device, mailbox: Mailbox) -> StepRunner | None:
     """The runner, or None where the rank is told to stop while it loads.
 
-    Peers that were faster may have begun the first round by then: what they sent is kept for the core. Those
-    that wait for this rank to agree to an end hear that it is gone.
+    Peers that were faster may have begun the first round: what they sent is kept for the core. They end
+    without this rank when they hear of its end, since no step was ever agreed.
     """
     runner: StepRunner | None = None
     early: list[Message] = []

@@ -86,6 +86,10 @@ class Rank(Core):
         assert self.plan is not None
         return self.nobody_runs(msg) and self.plan.want.mode != STOPPING
 
+    def nothing_began(self, msg: PeerDown) -> bool:
+        """No round was ever agreed: the peer has ended while ranks came up."""
+        return self.next_epoch == 0
+
     def offers_nothing(self, msg: PeerDown) -> bool:
         """No row rides in what this rank offered."""
         assert self.plan is not None
@@ -225,6 +229,7 @@ class Rank(Core):
 
     def end_alone(self, msg: PeerDown) -> None:
         """Nothing is left here that needs the others; how the peer ended is for the launcher to say."""
+        self.plan = None
         self.emit(Stop("stopped"))
 
     def report_stall(self, msg: object) -> None:

@@ -113,7 +113,7 @@ class Parts:
         self._child = child
 
     def place(self, rank: int, meeting: str) -> None:
-        """The child knows which rank it is."""
+        """It was made for its rank."""
 
     def device(
         self, load: Callable[[], StepRunner], deliver: Callable[[StepDone], None], timers: Timers

@@ -11,7 +11,6 @@ import trio
 
 from engine.actors.links import Addressed, RemoteRef
 from engine.actors.mailbox import Mailbox
-from engine.errors import PeerDead
 from engine.messages import Message, PeerDown
 from engine.sim.clock import Agenda
 
@@ -114,10 +113,13 @@ def wire_pair(agenda: Agenda, delay_s: Callable[[], float]) -> tuple[Wire, Wire]
 class Exchange:
     """The wants of ranks on their way: one value a round and pair, in order, after a delay.
 
-    extra_s  seconds that every message takes longer; lost: ranks whose messages no longer arrive
+    extra_s  seconds that every message takes longer; lost: ranks whose messages no longer arrive;
+    left: ranks that have ended
     """
 
-    def __init__(self, agenda: Agenda, delay_s: Callable[[], float]) -> None:
+    def __init__(self, agenda: Agenda, delay_s: Callable[[], float], ranks: int) -> None:
+        self.ranks = ranks
+        self.left: set[int] = set()
         self.extra_s = 0.0
         self.lost: set[int] = set()
         self.mailboxes: dict[int, Mailbox] = {}
@@ -139,25 +141,26 @@ class Exchange:
 
     def publish(self, source: int, target: int, msg: Message) -> None:
         """Never waits."""
-        if source not in self.lost:
-            self._send(source, target, msg)
-
-    def leave(self, rank: int) -> None:
-        """The rank's process has ended: its peers hear it, behind all that it sent."""
-        self.lost.add(rank)
-        for peer in self.mailboxes.keys() - self.lost:
-            self._send(rank, peer, PeerDown(rank, PeerDead.__name__, f"rank {rank} is gone"))
-
-    def _send(self, source: int, target: int, msg: Message) -> None:
+        if source in self.lost:
+            return
         pair = (source, target)
         due_s = max(self._due_s.get(pair, 0.0), self._agenda.now_s() + self._delay_s() + self.extra_s)
         self._due_s[pair] = due_s
         self._agenda.at(due_s, lambda: self._arrive(target, msg))
 
+    def leave(self, source: int) -> None:
+        """The rank has ended: its peers hear of that behind all that it published."""
+        if source in self.left:
+            return
+        self.left.add(source)
+        # What it says from now on arrives no more, and nor does its end where its messages are lost.
+        for target in range(self.ranks):
+            if target != source:
+                self.publish(source, target, PeerDown(source, "PeerDead", f"rank {source} is gone"))
+        self.lost.add(source)
+
     def _arrive(self, target: int, msg: Message) -> None:
         mailbox = self.mailboxes.get(target)
-        if target in self.lost:
-            return
         if mailbox is None:
             self._early.setdefault(target, []).append(msg)
         else:

@@ -57,7 +57,7 @@ class World:
         self.settings = settings_of(plan)
         self.wiring = wiring_of(plan)
         self.agenda = Agenda(clock)
-        self.exchange = Exchange(self.agenda, self._delays(plan.bounds.exchange_ms))
+        self.exchange = Exchange(self.agenda, self._delays(plan.bounds.exchange_ms), plan.bounds.ranks)
         self.ranks: list[SimulatedRank] = []
         self.load_s = {rank: self.draw(plan.bounds.load_ms) / 1000 for rank in range(plan.bounds.ranks)}
         self.answers: list[Answer] = []

@@ -16,6 +16,7 @@ from engine.actors.health import Health
 from engine.actors.ingress import Ingress
 from engine.actors.links import Link
 from engine.actors.mailbox import Mailbox
+from engine.actors.routing import Router
 from engine.actors.shell import Shell
 from engine.actors.shutdown import Shutdown
 from engine.actors.stops import StopScan
@@ -43,10 +44,11 @@ def routes_to_any_rank(patch: Patch) -> None:
     """A request goes to the emptiest rank, whether it lives or not.
     start"""
 
-    def faulty(self: Ingress, msg: Any) -> int:
-        return int(msg.route) if msg.route != -1 else min(self.loads, key=lambda rank: self.loads[rank])
+    def faulty(self: Router, units: Any, live: Any, requests: Any, tokens: Any) -> list[int]:
+        return [min(requests, key=lambda rank: requests[rank]) for _ in units]
 
-    patch.setattr(Ingress, "rank_for", faulty)
+    patch.setattr(Ingress, "is_the_last_to_come", lambda self, msg: True)
+    patch.setattr(Router, "assign", faulty)
 
 
 def forgets_the_requests_of_a_dead_rank(patch: Patch) -> None:
