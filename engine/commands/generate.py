@@ -14,7 +14,7 @@ from api.handle import Engine
 from api.served import Served, load_served
 from engine.config import Settings, from_arguments
 from engine.config import add_arguments as add_settings
-from engine.errors import BadRequest, EngineError
+from engine.errors import BadRequest, ConfigError, EngineError
 from engine.local import local_engine, prepare_environment
 from engine.messages import ABORTED, FAILED, Entry, Sampling
 from engine.rank_process import leaves, sayer
@@ -42,6 +42,8 @@ def run(args: argparse.Namespace) -> int:
     prompts = args.prompt or [line.rstrip("\n") for line in sys.stdin if line.strip()]
     try:
         settings = from_arguments(args)
+        if settings.dp_size != 1:
+            raise ConfigError(f"--dp-size is {settings.dp_size}, but generate runs one rank; use serve")
         prepare_environment(settings)
         served = load_served(settings, int(time.time()))
         entries = [_entry(served, prompt, args) for prompt in prompts]

@@ -51,7 +51,11 @@ def _lines(events: Iterable[Event], request_id: int) -> Iterator[tuple[str, str,
                 target = "client" if effect.to == "api" else effect.to
                 yield event.actor, target, f"{at} {_said(effect.msg, request_id)}"
             elif isinstance(effect, Reply) and request_id in getattr(effect.value, "ids", ()):
-                yield event.actor, "client", f"{at} Accepted on rank {effect.value.rank}"
+                yield event.actor, "client", f"{at} Accepted on rank {_rank_of(effect.value, request_id)}"
+
+
+def _rank_of(accepted: Accepted, request_id: int) -> int:
+    return accepted.ranks[accepted.ids.index(request_id)]
 
 
 def _rides(job: RunStep, request_id: int, slots: dict[str, int], rank: str) -> bool:

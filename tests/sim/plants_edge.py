@@ -220,18 +220,6 @@ def forgets_to_stop_a_rank(patch: Patch) -> None:
     patch.setattr(Shutdown, "stop_all", faulty)
 
 
-def drops_what_comes_while_loading(patch: Patch) -> None:
-    """What a faster peer sends while a rank loads is lost.
-    steady start"""
-    put_back = Mailbox.put_back
-
-    def faulty(self: Mailbox, untouched: Any) -> None:
-        if not self.name.startswith("rank"):
-            put_back(self, untouched)
-
-    patch.setattr(Mailbox, "put_back", faulty)
-
-
 def arms_no_time_out(patch: Patch) -> None:
     """States have no time-outs: a silent peer is waited for for ever.
     links device-faults"""
