@@ -127,7 +127,9 @@ class WholeGroups:
         for request_id, rank in zip(reply.ids, reply.ranks, strict=True):
             parts[f"rank{rank}"] = (*parts.get(f"rank{rank}", ()), request_id)
         left = [(to, tuple(item.request_id for item in batch.items)) for to, batch in batches]
-        watched = tuple(send.msg.request_id for send in sends if isinstance(send.msg, WatchRequest))
+        # The detokenizer must know a request before its rank can tell of it.
+        ahead = sends[: len(sends) - len(batches)]
+        watched = tuple(send.msg.request_id for send in ahead if isinstance(send.msg, WatchRequest))
         if sorted(left) != sorted(parts.items()) or watched != reply.ids:
             self._watch.wrong("I3", f"requests {parts} left as {left}")
         if not core.up.issuperset(reply.ranks) or len(reply.ids) != len(msg.entries):
