@@ -1,5 +1,7 @@
 #include "gemm.h"
 
+#define AHEAD 48 /* rows of weights asked for before they are needed: a decode step reads every weight once */
+
 void pack(void* to, const float* from, int64_t n, int64_t k, int bf16) {
     for (int64_t first = 0; first < n; first += PANEL)
         for (int64_t i = 0; i < k; i++)
@@ -49,6 +51,7 @@ INLINE void tile(float* y, int64_t y_stride, const float* x, int64_t x_stride, c
     UNROLL for (int r = 0; r < rows; r++) lo[r] = hi[r] = (vf){0};
     for (int64_t i = 0; i < k; i++) {
         vf w0, w1;
+        __builtin_prefetch((const char*)panel + (i + AHEAD) * PANEL * (bf16 ? 2 : 4));
         open_row(panel, bf16, i, &w0, &w1);
         UNROLL for (int r = 0; r < rows; r++) {
             vf a = splat(x[r * x_stride + i]);
@@ -68,6 +71,7 @@ INLINE void single_row(float* y, const float* x, const char* panels, int64_t byt
         vf a = splat(x[i]);
         UNROLL for (int p = 0; p < wide; p++) {
             vf w0, w1;
+            __builtin_prefetch(panels + p * bytes + (i + AHEAD) * PANEL * (bf16 ? 2 : 4));
             open_row(panels + p * bytes, bf16, i, &w0, &w1);
             lo[p] += a * w0;
             hi[p] += a * w1;
