@@ -85,6 +85,19 @@ class Settings:
         "how requests that demand no rank are spread",
         choices=("round_robin", "total_requests", "total_tokens", "prefix_aware"),
     )
+    speculative_algorithm: str = _flag(
+        "",
+        "who drafts: DSPARK, from a checkpoint with draft stages; empty: plain decoding",
+        "--speculative",
+        choices=("", "DSPARK", "dspark"),
+    )
+    speculative_verify_mode: str = _flag(
+        "compact",
+        "compact verifies the scheduled prefix of each draft, cap-accept verifies all but accepts that prefix only, "
+        "static verifies and accepts all",
+        choices=("static", "cap-accept", "compact"),
+    )
+    speculative_num_draft_tokens: int = _flag(0, "drafted tokens of a round; 0 takes the checkpoint's block")
     log_level: str = _flag("info", "log level", choices=("debug", "info", "warning", "error"))
 
     def __post_init__(self) -> None:

@@ -136,10 +136,17 @@ class StepDone(Message, frozen=True):
     """Device thread -> rank: the step's results are on the host.
 
     epoch      of the RunStep that this answers
-    counts     uint8[B] sampled tokens of each row group, 0 for a prefill chunk that isn't the last
+    counts     uint8[B] sampled tokens of each row group, 0 for a prefill chunk that isn't the last; with
+               speculation a decode group has 1 for each accepted draft and 1 more, or 0 where it had ended
     token_ids  int32[sum counts]
     failed     (row, message) of rows whose sampling failed; their counts are 0 (I15)
     logprobs   None where no row asked
+
+    Of a step that has `verify`, else empty:
+    verified   uint8[B] rows verified of each group
+    survival   float32[B, block] estimated chance of each draft to be accepted; empty where none was drafted
+    lengths    int32[B] committed length of each group's slot after the step
+    phases     seconds of: drafting, target forward, acceptance and commit
     """
 
     epoch: int
@@ -148,6 +155,10 @@ class StepDone(Message, frozen=True):
     failed: tuple[tuple[int, str], ...] = ()
     logprobs: LogprobColumns | None = None
     seconds: float = 0.0
+    verified: bytes = b""
+    survival: bytes = b""
+    lengths: bytes = b""
+    phases: tuple[float, float, float] = (0.0, 0.0, 0.0)
 
 
 class Tick(Message, frozen=True):
@@ -170,6 +181,7 @@ class SlotBind(Message, frozen=True):
     prompt_tokens  length of the request's own prompt; later positions are its output, also after a retraction
     prompt         int32[n], n >= prompt_tokens: the prompt and what was generated before a retraction;
                    empty where neither penalties nor prompt logprobs are asked for
+    ends_at        tokens of the request at its longest, prompt and output; 0: not told (no speculation)
     """
 
     slot: int
@@ -179,6 +191,7 @@ class SlotBind(Message, frozen=True):
     sampling: Sampling
     prompt_tokens: int
     prompt: bytes = b""
+    ends_at: int = 0
 
 
 class RunStep(Message, frozen=True):
@@ -193,6 +206,11 @@ class RunStep(Message, frozen=True):
     binds               slots that are (re)bound before this step
 
     bucket              captured size in tokens that the ranks agreed on; 0: the step runs eagerly
+    verify              uint8[B] most rows of a decode group that may be verified, its anchor included; 0 for
+                        a chunk of a prompt; empty: the step doesn't speculate. Where it is given, `starts` of
+                        decode groups are upper bounds: the slot's committed length on the device counts
+    budget              drafted rows that the step verifies over all groups; -1: as many as `verify` allows;
+                        0: nothing is drafted
     ranks               (requests, tokens, most rows whose logits are wanted) of each rank, in order, equal
                         on all; requests -1 where the rank reads prompts; empty where there is one rank
     """
@@ -209,6 +227,8 @@ class RunStep(Message, frozen=True):
     binds: tuple[SlotBind, ...] = ()
     bucket: int = 0
     ranks: tuple[tuple[int, int, int], ...] = ()
+    verify: bytes = b""
+    budget: int = 0
 
 
 # ---- detokenizer --------------------------------------------------------------------------------
