@@ -93,8 +93,8 @@ class Settings:
     )
     speculative_verify_mode: str = _flag(
         "compact",
-        "compact verifies the scheduled prefix of each draft, cap-accept verifies all but accepts that prefix only, "
-        "static verifies and accepts all",
+        "compact verifies the scheduled prefix of each draft, cap-accept verifies all but accepts that "
+        "prefix only, static verifies and accepts all",
         choices=("static", "cap-accept", "compact"),
     )
     speculative_num_draft_tokens: int = _flag(0, "drafted tokens of a round; 0 takes the checkpoint's block")
