@@ -18,7 +18,7 @@ from engine.model.encoding import load_encoding
 from engine.model.tokenizer import Tokenizer, load_tokenizer
 from training.tasks import Example, generate, prompt_ids
 
-FIRST_SEED = 7_000_000
+FIRST_SEED = 7_500_000
 COUNT = 16
 SHORTEST_PROMPT, LONGEST_PROMPT = 12, 600
 # A reply of a few tokens is one or two steps of decoding and says nothing about drafts.
