@@ -1,9 +1,10 @@
 """How many rows of each row group a step verifies: a prefix of each draft, chosen over all groups at once.
 
-A draft's position is a candidate where its group may still verify it. The `budget` best candidates are taken
-by survival; of equal ones the earlier position first, then the earlier group. Scores never rise along a draft,
-so what is taken of a draft is a prefix, and whether a position is taken depends on no later token: its own score
-is a function of the tokens before it, and later positions rank behind it. That keeps a cut lossless.
+A draft's position is a candidate where its group may still verify it. The `budget` best candidates are
+taken by survival; of equal ones the earlier position first, then the earlier group. Scores never rise
+along a draft, so what is taken of a draft is a prefix, and whether a position is taken depends on no later
+token: its own score is a function of the tokens before it, and later positions rank behind it. That keeps
+a cut lossless.
 """
 
 from __future__ import annotations
