@@ -1,0 +1,1 @@
+"""Structured output: from what a client asks to the tokens that it allows."""

@@ -1,0 +1,1 @@
+"""The front gate: what a client asks becomes a grammar that is truly enforced, or a refusal by name."""
