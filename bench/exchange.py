@@ -2,7 +2,7 @@
 
 Two processes on two cores of one package. A native round is what the engine does: `PeerLines.offer` until the
 answer is delivered (p50_us, p99_us), on the event loop and with the waiter thread in its place. `channel_*`
-is the same without the lines: publish, then poll. `post_arrival_*` begins when the later of both ranks has
+is the same without the lines. `post_arrival_*` begins when the later of both ranks has
 published. `rest_p50_us`: the peer slept and a wake-up was needed. A round of gloo gathers 8 int64. `ratio` is
 gloo's median over the native one, of interleaved pairs.
 """
@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from array import array
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -26,7 +27,7 @@ import anyio
 
 from engine.actors.timers import Timers
 from engine.exchange import STEP, Heard
-from engine.exchange.lines import LISTEN_AFTER_S, PeerLines
+from engine.exchange.lines import INLINE_NS, LISTEN_AFTER_S, PeerLines
 from engine.exchange.native import NativeExchange, new_session, remove
 
 PAIRS = 9
@@ -122,7 +123,7 @@ class Rank:
 
     async def offers(self, count: int) -> list[int]:
         """From the call of `offer` to the delivery; without rounds that the peer had begun and told."""
-        taken = []
+        book, kept = blank_book(count), 0
         for epoch in range(self.epoch, self.epoch + count):
             early = self._heard == epoch
             begin = time.perf_counter_ns()
@@ -130,9 +131,10 @@ class Rank:
             self.beyond += early or self._heard < epoch
             await self._until(epoch)
             if not early:
-                taken.append(self._delivered_ns - begin)
+                book[kept] = self._delivered_ns - begin
+                kept += 1
         self.epoch += count
-        return taken
+        return book[:kept].tolist()
 
     async def rests(self, count: int) -> list[int]:
         """As `offers`, of rank 0, whose peer is at rest and answers when it is told."""
@@ -151,23 +153,28 @@ class Rank:
         return taken
 
     def exchanges(self, count: int) -> tuple[list[int], list[int]]:
-        """From the call of `publish` to the end of `poll`, and that from the later rank's publication."""
-        publish, poll, timings, clock_ns = (
-            self.channel.publish,
+        """From the call of `exchange` to its end, and that from the later rank's publication."""
+        exchange, poll, timings, clock_ns = (
+            self.channel.exchange,
             self.channel.poll,
             self.channel.timings,
             time.perf_counter_ns,
         )
-        taken, post = [], []
-        for epoch in range(self.epoch, self.epoch + count):
+        taken, post = blank_book(count), blank_book(count)
+        for at in range(count):
             begin = clock_ns()
-            publish(epoch, WANTS)
-            while poll(50_000) is None:
-                pass
-            taken.append(clock_ns() - begin)
-            post.append(timings()[3])
+            heard = exchange(self.epoch + at, WANTS, INLINE_NS)
+            while heard is None:
+                heard = poll(INLINE_NS)
+            taken[at] = clock_ns() - begin
+            post[at] = timings()[3]
         self.epoch += count
-        return taken, post
+        return taken.tolist(), post.tolist()
+
+
+def blank_book(count: int) -> array[int]:
+    """Room for so many measurements, touched: a page fault while measuring would keep both ranks waiting."""
+    return array("q", [0]) * count
 
 
 async def measure(

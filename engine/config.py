@@ -77,8 +77,9 @@ class Settings:
     )
     dp_exchange: str = _flag(
         "links",
-        "what carries the ranks' wants of a step: links (any number of ranks), or native (two of one host)",
-        choices=("links", "native"),
+        "what carries the ranks' wants of a step: links (any number of ranks), native (two of one host), or "
+        "collective (any number, over torch.distributed)",
+        choices=("links", "native", "collective"),
     )
     load_balance_method: str = _flag(
         "total_requests",
@@ -122,6 +123,8 @@ class Settings:
             raise ConfigError("--enable-dp-lm-head splits the head over ranks, but --dp-size is 1")
         if self.dp_exchange == "native" and self.dp_size != 2:
             raise ConfigError(f"--dp-exchange native is for two ranks, but --dp-size is {self.dp_size}")
+        if self.dp_exchange == "collective" and self.dp_size == 1:
+            raise ConfigError("--dp-exchange collective is between ranks, but --dp-size is 1")
         if not 0.0 < self.mem_fraction_static <= 1.0:
             raise ConfigError(f"--mem-fraction-static is {self.mem_fraction_static}, but must be in (0, 1]")
         if not 0 <= self.max_top_logprobs <= MOST_TOPS:

@@ -79,9 +79,11 @@ class Launcher:
         self._server: Closing | None = None
         self._closed = anyio.Event()
         self._up: set[int] = set()
-        self._session = new_session() if settings.dp_exchange == "native" else ""
-        meets = settings.ep_size > 1 or settings.enable_dp_lm_head
         self._board = board
+        self._native = new_session() if settings.dp_exchange == "native" else ""
+        self._groups = settings.ep_size > 1 or settings.enable_dp_lm_head
+        self._collective = settings.dp_exchange == "collective"
+        meets = self._groups or self._collective
         self._meeting = TemporaryDirectory(prefix="engine-") if meets else None
 
     def join(self, process: Process, tasks: TaskGroup, engine: Engine, server: Closing) -> None:
@@ -117,9 +119,10 @@ class Launcher:
         """Starts a rank's process and its link; `mesh` has the ends of the links between ranks."""
         settings = self._settings
         name = f"rank{rank}"
-        peers = {} if self._session else mesh.ends_of(rank)
-        meeting = self._meeting.name if self._meeting else ""
-        told = Told(rank, settings, peers, self._session, meeting, self._board)
+        folder = self._meeting.name if self._meeting else ""
+        session = f"{folder}/exchange" if self._collective else self._native
+        peers = {} if session else mesh.ends_of(rank)
+        told = Told(rank, settings, peers, session, folder if self._groups else "", self._board)
         child = self.children[rank] = await spawn(
             name,
             self._command,
@@ -181,8 +184,8 @@ class Launcher:
             for child in self.children.values():
                 child.kill()
                 await child.process.wait()
-        if self._session:
-            remove(self._session)
+        if self._native:
+            remove(self._native)
         if self._meeting:
             self._meeting.cleanup()
 

@@ -30,6 +30,7 @@ from engine.board import board_of
 from engine.children import die_with_parent, leave_signals_to_parent
 from engine.config import Settings
 from engine.errors import ActorFailed, DeviceFailed, EngineError
+from engine.exchange import Exchange
 from engine.messages import Message, RankUp, StepDone, Stop
 from engine.peers import join_by_exchange, join_by_links
 
@@ -44,7 +45,8 @@ class Told(msgspec.Struct):
     """What a rank's process reads from its standard input.
 
     peers    descriptor of the link to each other rank, where links carry the exchange
-    session  of the native exchange, where that carries it; the same on both ranks
+    session  of the exchange, where one carries it, the same on every rank: of the native one its id, of the
+             collective one the file where the ranks meet
     meeting  folder of the files by which the ranks' process groups find each other; empty: there are none
     board    descriptor of the file of loads, -1 where nobody reads them
     """
@@ -116,8 +118,19 @@ async def _way_to_peers(told: Told) -> Callable[[Process], None]:
 
         exchange = partial(NativeExchange, told.session, told.rank, settings.watchdog_s)
         return join_by_exchange(told.rank, settings.dp_size, exchange)
+    if settings.dp_exchange == "collective":
+        return join_by_exchange(told.rank, settings.dp_size, partial(_collective, told))
     ends = {peer: socket.socket(fileno=descriptor) for peer, descriptor in told.peers.items()}
     return join_by_links(told.rank, {peer: await SocketStream.from_socket(end) for peer, end in ends.items()})
+
+
+def _collective(told: Told) -> Exchange:
+    """Imports torch, a second for which the link's greeting must not wait: call it on a thread."""
+    from engine.exchange.collective import CollectiveExchange
+    from engine.exchange.gloo import open_group
+
+    group = open_group(told.rank, told.settings.dp_size, told.session)
+    return CollectiveExchange(group, told.settings.watchdog_s)
 
 
 async def live(

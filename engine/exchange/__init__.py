@@ -50,6 +50,9 @@ class Channel(Protocol):
         raises  ExchangeError; values that arrived before a peer died or left are taken first
         """
 
+    def exchange(self, epoch: int, values: tuple[int, ...], spin_ns: int, /) -> Heard | None:
+        """`publish`, then `poll`, in one call."""
+
     def arm(self) -> bool:
         """The next arrival ends `Exchange.wait`. True: one is here already, nothing was armed. Idempotent."""
 

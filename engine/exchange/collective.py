@@ -18,7 +18,6 @@ from collections import deque
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from engine import errors
 from engine.errors import ConfigError, ExchangeError
@@ -92,6 +91,11 @@ class CollectiveChannel:
                 self.deadline_s = float("inf")
         return heard
 
+    def exchange(self, epoch: int, values: tuple[int, ...], spin_ns: int, /) -> Heard | None:
+        """As Channel.exchange."""
+        self.publish(epoch, values)
+        return self.poll(spin_ns)
+
     def arm(self) -> bool:
         """As Channel.arm."""
         with self._owner.changed:
@@ -108,22 +112,21 @@ class CollectiveChannel:
 class CollectiveExchange:
     """The exchange of a group's ranks; made by all of them.
 
-    group      None: the default one; its own timeout must be longer than any rest between two rounds
+    group      as of `gloo.open_group`: its own timeout must be longer than any rest between rounds
     timeout_s  after a publication the peers must answer within this time
     raises     ConfigError where the group isn't one of CPU memory
     """
 
     def __init__(self, group: Group, timeout_s: float) -> None:
-        if dist.get_backend(group) not in ("gloo", "mpi"):
-            raise ConfigError(f"the exchange needs a CPU group, not {dist.get_backend(group)}")
-        self.rank = dist.get_rank(group)
+        if group.name() not in ("gloo", "mpi"):
+            raise ConfigError(f"the exchange needs a CPU group, not {group.name()}")
+        self.rank = group.rank()
         self.timeout_s = timeout_s
-        ranks = range(dist.get_world_size(group))
+        ranks = range(group.size())
         self.peers = tuple(rank for rank in ranks if rank != self.rank)
         self.changed = threading.Condition()
         self.failure: ExchangeError | None = None
         self._group = group
-        self._global = {rank: dist.get_global_rank(group, rank) if group else rank for rank in ranks}
         self._left: set[int] = set()
         self._closed = False
         self._sent: deque[tuple[torch.Tensor, list[Any]]] = deque()
@@ -219,7 +222,7 @@ class CollectiveExchange:
         for peer in self.peers:
             # A peer that is gone is found, and named, where it is heard.
             with contextlib.suppress(RuntimeError):
-                works.append(dist.isend(row, self._global[peer], self._group))
+                works.append(self._group.send([row], peer, 0))
         self._sent.append((row, works))
         if len(self._sent) > 2:
             self._sent.popleft()
@@ -242,7 +245,7 @@ class CollectiveExchange:
         kind = VALUES
         while kind == VALUES:
             try:
-                dist.recv(row, self._global[peer], self._group)
+                self._group.recv([row], peer, 0).wait()
             except (RuntimeError, ValueError) as error:
                 if not self._closed:
                     self.fail(errors.PeerDead, f"rank {peer} is gone ({error})")

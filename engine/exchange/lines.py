@@ -38,7 +38,7 @@ class _Line:
 
     def __init__(self, exchange: Exchange, number: int, deliver: Callable[[Heard], None]) -> None:
         channel = exchange.channel(number)
-        self.publish, self.poll, self.arm = channel.publish, channel.poll, channel.arm
+        self.exchange, self.poll, self.arm = channel.exchange, channel.poll, channel.arm
         self.deliver = deliver
         self.peers = len(exchange.peers)
         self.offered = -1
@@ -48,11 +48,10 @@ class _Line:
 
     def offer(self, epoch: int, values: tuple[int, ...]) -> None:
         """Publishes, and delivers the first answer if it comes at once. raises ExchangeError."""
-        self.publish(epoch, values)
+        heard = self.exchange(epoch, values, INLINE_NS)
         self.offered = epoch
         self.owed = self.peers - self.early
         self.early = 0
-        heard = self.poll(INLINE_NS)
         if heard is not None:
             self.take(heard)
 
@@ -106,7 +105,8 @@ class PeerLines:
         """
         line = self._lines[number]
         line.offer(epoch, values)
-        self._await_more(line)
+        if line.owed or not line.timed:
+            self._await_more(line)
 
     async def run(self) -> None:
         """Hears peers until the task is cancelled or every peer has left in good order. raises ExchangeError.

@@ -39,20 +39,33 @@ static PyObject* raise_result(pair* p, int channel_, int result) {
     return raise_failure(p->failed, &why);
 }
 
-static PyObject* channel_publish(channel* self, PyObject* const* args, Py_ssize_t count) {
+/* Publishes (epoch, values), the first two of args; -1 with an exception where that fails. */
+static int published(channel* self, PyObject* const* args, Py_ssize_t count, Py_ssize_t expected) {
     pair* p = self->of;
-    if (!p->h) return raise_result(p, self->channel, -XC_CLOSED);
-    uint32_t wanted = p->h->alive ? p->h->lane[self->channel].words : 0;
-    if (!p->h->alive) return raise_result(p, self->channel, -XC_FORKED);
-    if (count != 2 || !PyTuple_Check(args[1]) || PyTuple_GET_SIZE(args[1]) != (Py_ssize_t)wanted)
-        return PyErr_Format(PyExc_TypeError, "publish takes an epoch and a tuple of %u integers", wanted);
+    if (!p->h || !p->h->alive) {
+        raise_result(p, self->channel, p->h ? -XC_FORKED : -XC_CLOSED);
+        return -1;
+    }
+    uint32_t wanted = p->h->lane[self->channel].words;
+    if (count != expected || !PyTuple_Check(args[1]) || PyTuple_GET_SIZE(args[1]) != (Py_ssize_t)wanted) {
+        PyErr_Format(PyExc_TypeError, "%zd arguments: an epoch, a tuple of %u integers", expected, wanted);
+        return -1;
+    }
     int64_t words[XC_WORDS];
     for (uint32_t i = 0; i < wanted; i++) words[i] = PyLong_AsLongLong(PyTuple_GET_ITEM(args[1], i));
     int64_t epoch = PyLong_AsLongLong(args[0]);
-    if (PyErr_Occurred()) return NULL;
-    if (epoch < 0) return PyErr_Format(PyExc_ValueError, "epoch %lld is negative", (long long)epoch);
+    if (PyErr_Occurred()) return -1;
+    if (epoch < 0) {
+        PyErr_Format(PyExc_ValueError, "epoch %lld is negative", (long long)epoch);
+        return -1;
+    }
     int result = xc_publish(p->h, self->channel, (uint64_t)epoch, words);
-    if (result < 0) return raise_result(p, self->channel, result);
+    if (result < 0) raise_result(p, self->channel, result);
+    return result < 0 ? -1 : 0;
+}
+
+static PyObject* channel_publish(channel* self, PyObject* const* args, Py_ssize_t count) {
+    if (published(self, args, count, 2)) return NULL;
     Py_RETURN_NONE;
 }
 
@@ -79,10 +92,9 @@ static PyObject* heard(channel* self, uint64_t epoch, const int64_t* words) {
     return all;
 }
 
-static PyObject* channel_poll(channel* self, PyObject* const* args, Py_ssize_t count) {
+static PyObject* looked(channel* self, PyObject* spin_ns) {
     pair* p = self->of;
-    if (!p->h) return raise_result(p, self->channel, -XC_CLOSED);
-    int64_t spin = count ? PyLong_AsLongLong(args[0]) : 0;
+    int64_t spin = spin_ns ? PyLong_AsLongLong(spin_ns) : 0;
     if (spin == -1 && PyErr_Occurred()) return NULL;
     uint64_t epoch = 0;
     int64_t words[XC_WORDS];
@@ -90,6 +102,15 @@ static PyObject* channel_poll(channel* self, PyObject* const* args, Py_ssize_t c
     if (result == 1) return heard(self, epoch, words);
     if (result < 0) return raise_result(p, self->channel, result);
     Py_RETURN_NONE;
+}
+
+static PyObject* channel_poll(channel* self, PyObject* const* args, Py_ssize_t count) {
+    if (!self->of->h) return raise_result(self->of, self->channel, -XC_CLOSED);
+    return looked(self, count ? args[0] : NULL);
+}
+
+static PyObject* channel_exchange(channel* self, PyObject* const* args, Py_ssize_t count) {
+    return published(self, args, count, 3) ? NULL : looked(self, args[2]);
 }
 
 static PyObject* channel_arm(channel* self, PyObject* unused) {
@@ -120,6 +141,8 @@ static PyMethodDef channel_methods[] = {
     {"publish", (PyCFunction)(void (*)(void))channel_publish, METH_FASTCALL, "(epoch, values)"},
     {"poll", (PyCFunction)(void (*)(void))channel_poll, METH_FASTCALL,
      "(spin_ns=0) -> (epoch, src, values) | None"},
+    {"exchange", (PyCFunction)(void (*)(void))channel_exchange, METH_FASTCALL,
+     "(epoch, values, spin_ns): publish, then poll"},
     {"arm", (PyCFunction)channel_arm, METH_NOARGS, "-> True where something has arrived already"},
     {"timings", (PyCFunction)channel_timings, METH_NOARGS, "-> exchange, peer wait, skew, post-arrival; ns"},
     {NULL, NULL, 0, NULL},

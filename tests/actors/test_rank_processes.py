@@ -17,7 +17,7 @@ from tests.actors.test_processes import LONG, PROMPT, Server, events, gone
 
 pytestmark = pytest.mark.slow
 SHARED = Path("/dev/shm")
-EXCHANGES = ["links", "native"]
+EXCHANGES = ["links", "native", "collective"]
 
 
 class Pair(Server):

@@ -12,7 +12,6 @@ import os
 import signal
 import sys
 import time
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -27,16 +26,10 @@ def make(plan: dict[str, Any]) -> Exchange:
     """The exchange that the plan names."""
     if plan["way"] == "native":
         return NativeExchange(plan["session"], plan["rank"], plan["timeout_s"], plan["attach_s"])
-    import torch.distributed as dist
-
     from engine.exchange.collective import CollectiveExchange
+    from engine.exchange.gloo import open_group
 
-    if not dist.is_initialized():
-        store = dist.FileStore(plan["file"], plan["ranks"])
-        dist.init_process_group(
-            "gloo", store=store, rank=plan["rank"], world_size=plan["ranks"], timeout=timedelta(days=1)
-        )
-    return CollectiveExchange(None, plan["timeout_s"])
+    return CollectiveExchange(open_group(plan["rank"], plan["ranks"], plan["file"]), plan["timeout_s"])
 
 
 class Rank:
