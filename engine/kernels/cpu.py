@@ -138,15 +138,14 @@ class CpuOps(TorchOps):
         self.kernels.mhc_post(*addresses, rows, hidden)
         return out
 
-    def head_rows(self, streams: Tensor, head: HeadWeights, hc_eps: float, eps: float) -> Tensor:
+    def collapse(self, streams: Tensor, head: HeadWeights, hc_eps: float, eps: float) -> Tensor:
         rows, hc, hidden = streams.shape
         flat = streams.reshape(rows, hc * hidden)
         mix = self.linear(flat, head.fn) * self.inverse_rms(flat, eps)
         # torch rounds the last few values of a tensor otherwise than full vectors: none of ours may be last.
         gates = torch.sigmoid(F.pad(mix * head.scale + head.base, (0, 0, 0, PANEL)))[:rows]
         weights = gates + hc_eps
-        collapsed = (weights.unsqueeze(2) * flat.view(rows, hc, hidden)).sum(1)
-        return self.rms_norm(collapsed, head.norm, eps)
+        return (weights.unsqueeze(2) * flat.view(rows, hc, hidden)).sum(1)
 
     def _keys(self, keys: Keys | None) -> tuple[int, int, int, int]:
         if keys is None:

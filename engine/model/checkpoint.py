@@ -17,9 +17,10 @@ from torch import Tensor
 
 from engine.errors import CheckpointError
 from engine.model.config import ModelConfig
-from engine.model.layout import Layout, Role, TensorSpec, expected_tensors, scale_name, sniff_layout
+from engine.model.layout import expected_tensors, sniff_layout
 from engine.model.quant import FP4_GROUP, FP8_BLOCK, dequantise_fp4_groups, dequantise_fp8_blocks
 from engine.model.sources import Source, find_sources
+from engine.model.tensor_specs import Layout, Role, TensorSpec, scale_name
 
 log = logging.getLogger(__name__)
 

@@ -12,6 +12,7 @@ from engine.errors import ConfigError
 from engine.model.fields import (
     DSparkConfig,
     Yarn,
+    check_dspark,
     check_family,
     read_dspark,
     read_field,
@@ -182,10 +183,8 @@ def _check(config: ModelConfig) -> None:
         )
     if config.sliding_window > 128:
         raise ConfigError(f"config.json: sliding_window {config.sliding_window} exceeds 128, half a page")
-    if config.dspark and max(config.dspark.target_layer_ids) >= config.num_hidden_layers:
-        raise ConfigError(
-            f"config.json: dspark_target_layer_ids names layer {max(config.dspark.target_layer_ids)}"
-        )
+    if config.dspark:
+        check_dspark(config.dspark, config.num_hidden_layers, config.vocab_size)
 
 
 _MAY_BE_ZERO = {

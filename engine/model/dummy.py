@@ -9,7 +9,8 @@ from torch import Tensor
 
 from engine.model.checkpoint import ShardRule, whole
 from engine.model.config import ModelConfig
-from engine.model.layout import FLOAT_LAYOUT, Role, TensorSpec, expected_tensors
+from engine.model.layout import FLOAT_LAYOUT, expected_tensors
+from engine.model.tensor_specs import Role, TensorSpec
 
 
 def dummy_weights(

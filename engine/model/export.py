@@ -14,18 +14,10 @@ from torch import Tensor
 
 from engine.errors import CheckpointError
 from engine.model.config import ModelConfig
-from engine.model.layout import (
-    DEEPSEEK_LAYOUT,
-    FLOAT_LAYOUT,
-    Layout,
-    Role,
-    TensorSpec,
-    expected_tensors,
-    scale_name,
-    sniff_layout,
-)
+from engine.model.layout import DEEPSEEK_LAYOUT, FLOAT_LAYOUT, expected_tensors, sniff_layout
 from engine.model.quant import quantise_fp4_groups, quantise_fp8_blocks
 from engine.model.sources import INDEX_NAME
+from engine.model.tensor_specs import Layout, Role, TensorSpec, scale_name
 
 QUANTIZATION_CONFIG = {
     "quant_method": "fp8",

@@ -9,6 +9,7 @@ from typing import Any, TypeVar, cast
 from engine.errors import ConfigError
 
 RATIOS = (0, 4, 128)
+MARKOV_HEADS = ("vanilla", "gated", "rnn")
 
 T = TypeVar("T", int, float, bool, str)
 
@@ -25,14 +26,34 @@ class Yarn:
 
 @dataclass(frozen=True)
 class DSparkConfig:
-    """Draft geometry of a checkpoint that carries DSpark stages in `mtp.*`."""
+    """Draft geometry of a checkpoint that carries DSpark stages in `mtp.*`. The number of stages isn't in it.
+
+    target_layer_ids      layers whose outputs are tapped, in the order in which they are concatenated
+    markov_head_type      "vanilla", "gated" or "rnn"
+    n_routed_experts, num_experts_per_tok  of a stage, where they differ from the backbone's: else 0
+    confidence_with_markov  the confidence head sees the Markov embedding too
+    sts_temperatures      divisors of the confidence logits, one a position
+    """
 
     block_size: int
     noise_token_id: int
     target_layer_ids: tuple[int, ...]
     markov_rank: int
+    markov_head_type: str
+    n_routed_experts: int
+    num_experts_per_tok: int
+    has_confidence: bool
+    confidence_with_markov: bool
+    sts_temperatures: tuple[float, ...]
 
 
+_DSPARK_DEFAULTS: dict[str, Any] = {
+    "dspark_markov_head_type": "vanilla",
+    "dspark_n_routed_experts": 0,
+    "dspark_num_experts_per_tok": 0,
+    "enable_confidence_head": True,
+    "confidence_head_with_markov": True,
+}
 _FIXED_FIELDS: dict[str, tuple[Any, ...]] = {
     "num_key_value_heads": (1,),
     "scoring_func": ("sqrtsoftplus",),
@@ -105,9 +126,52 @@ def read_dspark(fields: Mapping[str, Any]) -> DSparkConfig | None:
     targets = fields.get("dspark_target_layer_ids")
     if not isinstance(targets, list) or not targets:
         raise ConfigError(f"config.json: dspark_target_layer_ids is {targets!r}, not a list of layers")
+    block = read_field(fields, "dspark_block_size", int)
+    table = fields.get("dspark_sts_temperatures", [1.0] * block)
+    if not isinstance(table, list) or not all(isinstance(t, int | float) and t > 0 for t in table):
+        raise ConfigError(
+            f"config.json: dspark_sts_temperatures is {table!r}, not a list of positive numbers"
+        )
+    optional = {name: value for name, value in _DSPARK_DEFAULTS.items() if name not in fields}
+    known = {**fields, **optional}
     return DSparkConfig(
-        read_field(fields, "dspark_block_size", int),
+        block,
         read_field(fields, "dspark_noise_token_id", int),
         tuple(targets),
         read_field(fields, "dspark_markov_rank", int),
+        read_field(known, "dspark_markov_head_type", str),
+        read_field(known, "dspark_n_routed_experts", int),
+        read_field(known, "dspark_num_experts_per_tok", int),
+        read_field(known, "enable_confidence_head", bool),
+        read_field(known, "confidence_head_with_markov", bool),
+        tuple(float(t) for t in table),
     )
+
+
+def check_dspark(dspark: DSparkConfig, layers: int, vocab_size: int) -> None:
+    """raises ConfigError where the draft doesn't fit a target of `layers` layers, or itself."""
+    wrong = [tap for tap in dspark.target_layer_ids if not isinstance(tap, int) or not 0 <= tap < layers]
+    if wrong:
+        raise ConfigError(
+            f"config.json: dspark_target_layer_ids names layer {wrong[0]!r} of a model of {layers} layers"
+        )
+    if len(set(dspark.target_layer_ids)) < len(dspark.target_layer_ids):
+        raise ConfigError(
+            f"config.json: dspark_target_layer_ids {list(dspark.target_layer_ids)} names a layer twice"
+        )
+    if not 0 <= dspark.noise_token_id < vocab_size:
+        raise ConfigError(
+            f"config.json: dspark_noise_token_id {dspark.noise_token_id} is past {vocab_size} embeddings"
+        )
+    for name in ("block_size", "markov_rank"):
+        if getattr(dspark, name) < 1:
+            raise ConfigError(f"config.json: dspark_{name} is {getattr(dspark, name)}, below its least value")
+    if dspark.markov_head_type not in MARKOV_HEADS:
+        raise ConfigError(
+            f"config.json: dspark_markov_head_type is {dspark.markov_head_type!r}; {MARKOV_HEADS} are known"
+        )
+    if len(dspark.sts_temperatures) != dspark.block_size:
+        raise ConfigError(
+            f"config.json: dspark_sts_temperatures holds {len(dspark.sts_temperatures)} temperatures for "
+            f"dspark_block_size {dspark.block_size}"
+        )

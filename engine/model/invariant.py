@@ -96,9 +96,9 @@ class TileOps(TorchOps):
         plain = super().mhc_post
         return tiled(lambda *rows: plain(*(row.contiguous() for row in rows)), y, streams, post, comb)
 
-    def head_rows(self, streams: Tensor, head: HeadWeights, hc_eps: float, eps: float) -> Tensor:
-        """As TorchOps.head_rows, in tiles."""
-        plain = super().head_rows
+    def collapse(self, streams: Tensor, head: HeadWeights, hc_eps: float, eps: float) -> Tensor:
+        """As TorchOps.collapse, in tiles."""
+        plain = super().collapse
         return tiled(lambda rows: plain(rows, head, hc_eps, eps), streams)
 
     def attend(self, q: Tensor, window: Keys, compressed: Keys | None, sink: Tensor) -> Tensor:

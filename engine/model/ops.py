@@ -89,13 +89,16 @@ class TorchOps:
         own = post.unsqueeze(2) * y.float().unsqueeze(1)
         return torch.baddbmm(own, comb.transpose(1, 2), streams.float()).to(streams.dtype)
 
-    def head_rows(self, streams: Tensor, head: HeadWeights, hc_eps: float, eps: float) -> Tensor:
-        """streams [R, hc, H] collapsed and normalised for the projection; [R, H] float32."""
+    def collapse(self, streams: Tensor, head: HeadWeights, hc_eps: float, eps: float) -> Tensor:
+        """streams [R, hc, H] collapsed to one; [R, H] in streams' type."""
         flat = streams.flatten(1).float()
         mix = self.linear(flat, head.fn) * self.inverse_rms(flat, eps)
         weights = torch.sigmoid(mix * head.scale + head.base) + hc_eps
-        collapsed = torch.bmm(weights.unsqueeze(1), streams.float()).squeeze(1).to(streams.dtype)
-        return self.rms_norm(collapsed, head.norm, eps).float()
+        return torch.bmm(weights.unsqueeze(1), streams.float()).squeeze(1).to(streams.dtype)
+
+    def head_rows(self, streams: Tensor, head: HeadWeights, hc_eps: float, eps: float) -> Tensor:
+        """streams [R, hc, H] collapsed and normalised for the projection; [R, H] float32."""
+        return self.rms_norm(self.collapse(streams, head, hc_eps, eps), head.norm, eps).float()
 
     def logits(self, streams: Tensor, head: HeadWeights, hc_eps: float, eps: float) -> Tensor:
         """streams [R, hc, H] collapsed, normalised and projected; [R, V] float32."""

@@ -9,7 +9,7 @@ from engine.errors import ConfigError
 from engine.model.checkpoint import Shard, whole
 from engine.model.config import ModelConfig
 from engine.model.groups import Groups
-from engine.model.layout import TensorSpec
+from engine.model.tensor_specs import TensorSpec
 
 _EXPERT = re.compile(r"\.ffn\.experts\.(\d+)\.")
 
@@ -27,6 +27,9 @@ class Share:
 
     def rule(self, name: str, spec: TensorSpec) -> Shard | None:
         """The loader's rule for this share."""
+        if name.startswith("mtp."):
+            # Drafting is local: its experts are on every rank.
+            return whole(name, spec)
         expert = _EXPERT.search(name)
         if expert is not None and int(expert[1]) not in self.experts:
             return None

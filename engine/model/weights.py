@@ -136,14 +136,22 @@ def head_weights(config: ModelConfig, taker: Taker, share: Share) -> HeadWeights
 
 def layer_weights(config: ModelConfig, taker: Taker, layer: int, share: Share) -> LayerWeights:
     """Layer `layer` of the backbone. raises CheckpointError naming the tensor."""
-    ratio = config.compress_ratios[layer]
-    prefix = f"layers.{layer}"
+    hashed = layer < config.num_hash_layers
+    return block_weights(
+        config, taker, f"layers.{layer}", config.compress_ratios[layer], share, hashed=hashed
+    )
+
+
+def block_weights(
+    config: ModelConfig, taker: Taker, prefix: str, ratio: int, share: Share, *, hashed: bool
+) -> LayerWeights:
+    """The layer or draft stage whose tensors begin with `prefix`. raises CheckpointError."""
     return LayerWeights(
         ratio,
         _mhc(config, taker, prefix, "attn"),
         attention_weights(config, taker, f"{prefix}.attn", ratio),
         _mhc(config, taker, prefix, "ffn"),
-        moe_weights(config, taker, f"{prefix}.ffn", share, hashed=layer < config.num_hash_layers),
+        moe_weights(config, taker, f"{prefix}.ffn", share, hashed=hashed),
     )
 
 

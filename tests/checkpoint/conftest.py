@@ -13,7 +13,8 @@ from torch import Tensor
 from engine.model.config import ModelConfig
 from engine.model.dummy import dummy_weights
 from engine.model.export import write_checkpoint
-from engine.model.layout import Draft, Layout, Role, Storage, expected_tensors
+from engine.model.layout import expected_tensors
+from engine.model.tensor_specs import Draft, Layout, Role, Storage
 
 FIELDS: dict[str, Any] = {
     "model_type": "deepseek_v4",

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from engine.model.config import ModelConfig
 from engine.model.dummy import dummy_weights
-from engine.model.layout import FLOAT_LAYOUT, Role, expected_tensors
+from engine.model.layout import FLOAT_LAYOUT, expected_tensors
+from engine.model.tensor_specs import Role
 
 CPU = torch.device("cpu")
 

@@ -9,7 +9,8 @@ import pytest
 
 from engine.errors import CheckpointError
 from engine.model.config import ModelConfig
-from engine.model.layout import Draft, Layout, Role, Storage, expected_tensors, sniff_layout
+from engine.model.layout import expected_tensors, sniff_layout
+from engine.model.tensor_specs import Draft, Layout, Role, Storage
 
 BYTES = {"BF16": 2, "F32": 4, "F8_E4M3": 1, "F8_E8M0": 1, "I8": 1, "I64": 8}
 

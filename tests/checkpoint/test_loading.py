@@ -15,13 +15,14 @@ from torch import Tensor
 from engine.model.checkpoint import Shard, load_checkpoint, open_checkpoint
 from engine.model.config import ModelConfig
 from engine.model.export import write_checkpoint
-from engine.model.layout import DEEPSEEK_LAYOUT, Draft, Role, TensorSpec, expected_tensors
+from engine.model.layout import DEEPSEEK_LAYOUT, expected_tensors
 from engine.model.quant import (
     dequantise_fp4_groups,
     dequantise_fp8_blocks,
     quantise_fp4_groups,
     quantise_fp8_blocks,
 )
+from engine.model.tensor_specs import Draft, Role, TensorSpec
 
 CPU = torch.device("cpu")
 

@@ -1,0 +1,143 @@
+"""The DSpark draft model: committed rows' taps become KV of three stages; one pass over a block of the anchor
+and noise tokens gives the logits of gamma tokens, which a Markov head then ties together from left to right.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.errors import ConfigError
+from engine.model.attention import LayerStep
+from engine.model.config import ModelConfig
+from engine.model.draft import Choose, Drafted, DraftRows, InjectRows, greedy, nothing
+from engine.model.draft_layout import draft_geometry
+from engine.model.draft_ring import RING, BlockPlan, DraftState, window_keys
+from engine.model.draft_weights import DSparkWeights
+from engine.model.markov import Confidence, MarkovHead
+from engine.model.model import DeepseekV4, Layer
+from engine.model.parallel import LocalExperts
+from engine.model.rope import plain_frequencies, turns
+from engine.model.step import StepRows, Turns
+
+
+class DSparkDrafter:
+    """A Drafter on a target's embedding, head and operations.
+
+    block    gamma; 0: the checkpoint's. Past the checkpoint's block, confidences are not calibrated
+    raises   ConfigError where the target holds only a part of the head, or of another vocabulary
+    """
+
+    needs_next_tokens = False
+
+    def __init__(
+        self, config: ModelConfig, weights: DSparkWeights, model: DeepseekV4, block: int = 0
+    ) -> None:
+        if config.dspark is None:
+            raise ConfigError("config.json has no dspark_* fields: there is no DSpark draft")
+        dspark, self.model, self.ops = config.dspark, model, model.ops
+        self.config = draft_geometry(config)
+        self.block = block or dspark.block_size
+        self.taps, self.noise = dspark.target_layer_ids, dspark.noise_token_id
+        self.injection, self.head = weights.injection, weights.head
+        self.layers = [Layer(self.config, stage, self.ops, LocalExperts()) for stage in weights.stages]
+        self.markov = MarkovHead(self.ops, weights.markov)
+        table = [*dspark.sts_temperatures, *[1.0] * self.block][: self.block]
+        temperatures = torch.tensor(table, device=model.device)
+        self.confidence = (
+            None if weights.confidence is None else Confidence(self.ops, weights.confidence, temperatures)
+        )
+        self.frequencies = plain_frequencies(config).to(model.device)
+        self.single_rows = self.ops.row_tile > 1
+
+    def new_state(self, slots: int) -> DraftState:
+        """As Drafter.new_state."""
+        shape = (len(self.layers), slots * (RING + self.block), self.config.head_dim)
+        return DraftState(torch.zeros(shape, dtype=self.model.dtype, device=self.model.device), self.block)
+
+    @torch.inference_mode()
+    def inject(self, state: DraftState, rows: InjectRows, taps: Tensor) -> None:
+        """As Drafter.inject: one projection to main_x, one to all stages' latents."""
+        count = rows.positions.shape[0]
+        if not count:
+            return
+        ops, own, eps = self.ops, self.injection, self.config.rms_norm_eps
+        joined = taps.transpose(0, 1).reshape(count, -1)
+        main_x = ops.rms_norm(ops.linear(joined, own.main_proj), own.main_norm, eps)
+        wide = self.config.head_dim
+        latent = ops.rms_norm(ops.linear(main_x, own.wkv).float().view(-1, wide), None, eps)
+        latent = (latent.view(count, -1, wide) * own.kv_norm).to(state.pool.dtype)
+        ops.rotate(latent, turns(rows.positions, self.frequencies))
+        into = state.ring_rows(rows.slots, rows.positions)
+        state.pool.index_copy_(1, into, self.model.rounding.latent(latent).transpose(0, 1))
+
+    @torch.inference_mode()
+    def draft(
+        self, state: DraftState, rows: DraftRows, choose: Choose = greedy, *, keep_logits: bool = False
+    ) -> Drafted:
+        """As Drafter.draft."""
+        if not rows.slots.size:
+            return nothing(self.block, self.config.vocab_size, self.model.device, keep_logits=keep_logits)
+        ids = rows.anchors.new_full((rows.slots.size, self.block), self.noise)
+        ids[:, 0] = rows.anchors
+        plan = self._plan(state, rows).rows(self.model.device, single_rows=self.single_rows)
+        streams = self._stages(state, ids.flatten(), plan)
+        # Position by position from here on: [gamma, B, ...].
+        hidden = self.ops.collapse(streams, self.head, self.config.hc_eps, self.config.rms_norm_eps)
+        hidden = hidden.view(-1, self.block, hidden.shape[-1]).transpose(0, 1).contiguous()
+        return self._choose(hidden, rows.anchors, choose, keep_logits=keep_logits)
+
+    def _plan(self, state: DraftState, rows: DraftRows) -> BlockPlan:
+        """Every row of a block sees the last rows before it and the whole block."""
+        first, window = rows.slots * state.stride, self.config.sliding_window
+        keys, held = window_keys(first, rows.lengths - window, rows.lengths, rows.valid_from, window)
+        offsets = np.arange(self.block)
+        own = first[:, None] + RING + offsets
+        keys = np.where(held, keys, own[:, :1])
+        seen = np.concatenate([held, np.ones(own.shape, np.bool_)], axis=1)
+        return BlockPlan(rows.lengths[:, None] + offsets, own, np.concatenate([keys, own], axis=1), seen)
+
+    def _stages(self, state: DraftState, ids: Tensor, rows: StepRows) -> Tensor:
+        """Streams [B * gamma, hc, H] after the last stage."""
+        plain = turns(rows.positions, self.frequencies)
+        back = plain.conj().resolve_conj()
+        step = LayerStep(
+            self.config,
+            self.ops,
+            self.model.rounding,
+            False,
+            0,
+            rows,
+            Turns(plain, back, plain, back, None, ()),
+            state.cache(0),
+            None,
+        )
+        streams = self.model.streams(ids)
+        for stage, layer in enumerate(self.layers):
+            streams = layer.attention(streams, replace(step, cache=state.cache(stage)))
+            dispatched = layer.dispatch(streams, ids, rows)
+            streams = layer.combine(dispatched, layer.experts(dispatched))
+        return streams
+
+    def _choose(self, hidden: Tensor, anchors: Tensor, choose: Choose, *, keep_logits: bool) -> Drafted:
+        """From hidden [gamma, B, H]: one token after the other, each biased by the one before it."""
+        count, ops = anchors.shape[0], self.ops
+        normed = ops.rms_norm(hidden.flatten(0, 1), self.head.norm, self.config.rms_norm_eps)
+        logits = ops.linear(normed.float(), self.head.head).view(self.block, count, -1)
+        hidden, state, previous = hidden.float(), self.markov.start(count), anchors
+        chosen: list[Tensor] = []
+        seen: list[Tensor] = []
+        for k in range(self.block):
+            embedded = self.markov.embed(previous)
+            bias, state = self.markov.bias(embedded, hidden[k], state)
+            previous = choose(k, logits[k].add_(bias))
+            chosen.append(previous)
+            seen.append(embedded)
+        survival = torch.ones(count, self.block, device=logits.device)
+        if self.confidence is not None:
+            survival = self.confidence.survival(hidden, torch.stack(seen))
+        kept = logits.transpose(0, 1).contiguous() if keep_logits else None
+        return Drafted(torch.stack(chosen, dim=1), survival, kept)

@@ -1,0 +1,97 @@
+"""The KV of a draft model: of each request slot a ring of the last 128 injected rows, and a block's own rows.
+
+Both lie in one flat pool a stage, so that one gather serves a query block: ring row `position mod 128` first,
+then `scratch` rows. Scratch rows hold what one draft wrote; the next one overwrites them before it reads.
+A key that isn't visible points at a scratch row of its own request: never at a row that nobody wrote.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from engine.model.step import LayerCache, QueryBlocks, StepRows
+
+RING = 128
+
+Int = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class DraftState:
+    """KV of every slot.
+
+    pool     [stages, slots * (128 + scratch), D]
+    scratch  rows of a slot beside its ring
+    carried  [slots, hc, H] input streams of each slot's last injected row; None where a drafter needs none
+    """
+
+    pool: Tensor
+    scratch: int
+    carried: Tensor | None = None
+
+    @property
+    def stride(self) -> int:
+        """Pool rows of one slot."""
+        return RING + self.scratch
+
+    def ring_rows(self, slots: Tensor, positions: Tensor) -> Tensor:
+        """Pool rows [n] of positions [n] of slots [n]."""
+        return slots * self.stride + positions % RING
+
+    def cache(self, stage: int) -> LayerCache:
+        """The pool of one stage as its attention reads it."""
+        return LayerCache(self.pool[stage], None, None, None, None, None)
+
+
+@dataclass(frozen=True)
+class BlockPlan:
+    """Query rows of a draft: n requests of W rows each, as host columns.
+
+    positions  [n, W]
+    written    [n, W] pool rows that receive the rows' own latents
+    keys       [n, K] pool rows; seen [n, K] whether the request's rows see them
+    """
+
+    positions: Int
+    written: Int
+    keys: Int
+    seen: npt.NDArray[np.bool_]
+
+    def rows(self, device: torch.device, *, single_rows: bool) -> StepRows:
+        """On the device, in one transfer. single_rows: every query gathers for itself."""
+        n, width = self.positions.shape
+        keys, seen = self.keys, self.seen
+        if single_rows:
+            keys, seen, width = keys.repeat(width, 0), seen.repeat(width, 0), 1
+        packed = np.concatenate([self.positions.ravel(), self.written.ravel(), keys.ravel(), seen.ravel()])
+        sizes = [self.positions.size, self.written.size, keys.size, seen.size]
+        positions, written, key_rows, visible = torch.split(torch.from_numpy(packed).to(device), sizes)
+        blocks, count = keys.shape
+        bias = torch.where(visible.view(blocks, 1, count) != 0, 0.0, -torch.inf)
+        bias = bias.expand(-1, width, -1).contiguous()
+        key_rows = key_rows.view(blocks, count)
+        none, no_bias = key_rows[:, :0], bias[..., :0]
+        block = QueryBlocks(None, width, key_rows, bias, none, no_bias, none, no_bias)
+        total = n * self.positions.shape[1]
+        return StepRows(
+            positions, written, positions, positions, (block,), None, None, (), None, total, total
+        )
+
+
+def window_keys(
+    first: Int, start: Int, stop: Int, valid_from: Int, window: int
+) -> tuple[Int, npt.NDArray[np.bool_]]:
+    """Ring rows of the `window` positions from `start` on; all arguments but `window` are [n].
+
+    first    the slots' first pool rows
+    stop     positions from here on aren't in the ring
+    returns  (rows [n, window], whether the ring holds that position [n, window])
+    """
+    position = start[:, None] + np.arange(window)
+    held = (position >= np.maximum(valid_from, 0)[:, None]) & (position < stop[:, None])
+    return first[:, None] + position % RING, held
