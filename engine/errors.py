@@ -182,3 +182,33 @@ class ExchangeClosed(ExchangeError):
 
 class ExchangeSyscall(ExchangeError):
     """The system refused memory or a file; the message has its reason."""
+
+
+class GrammarRefused(EngineError):
+    """The grammar library can't compile the client's grammar; remembered for a while."""
+
+    http_status = 400
+    kind = "invalid_request_error"
+
+
+class GrammarTimedOut(EngineError):
+    """A grammar was not compiled within its time; retry later, or ask for less. Never remembered."""
+
+    http_status = 408
+    kind = "timeout_error"
+
+
+class GrammarFailed(EngineError):
+    """A grammar's compile worker crashed, or its stored form can't be trusted: this request's failure."""
+
+
+class GrammarDiverged(EngineError):
+    """Mask and matcher disagree about a token: a fault of the engine; the request fails."""
+
+
+class StoreCorrupt(EngineError):
+    """An entry of the grammar store isn't what was written, or stands for something else. It is kept."""
+
+
+class StoreUnusable(ConfigError):
+    """The folder of the grammar store can't be used, or others may write to it; the server doesn't start."""
