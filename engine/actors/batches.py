@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from engine.actors.requests import Requests
 from engine.actors.schedule import IDLE, MODES, Column, Decision, Graphs, Rows, Want, loads, mode_of
+from engine.actors.speculation import Drafting
 from engine.messages import RunStep, Sampling, SlotBind
 
 RELAY = -1
@@ -21,77 +22,86 @@ RELAY = -1
 class Batch:
     """One planned step: rows of the request table, int64[B] columns beside them, and its message.
 
-    samples  uint8[B]: 1 where the last position of the row is sampled
-    decodes  how many rows, the first ones, decode; the others are chunks of prompts
+    starts    where the rows begin; of decode rows with drafts in flight before them, at most
+    samples   uint8[B]: 1 where the last position of the row is sampled
+    most      int64[B]: tokens that the row may gain; `samples` where nothing is drafted
+    decodes   how many rows, the first ones, decode; the others are chunks of prompts
+    drafting  what was decided of drafts; None: the rank doesn't speculate
     """
 
     rows: Rows
     starts: Column
     counts: Column
     samples: NDArray[np.uint8]
+    most: Column
     decodes: int
     want: Want
     step: RunStep
+    drafting: Drafting | None = None
 
     @property
     def ends(self) -> Column:
-        """Positions of each row that are computed after the step."""
+        """Positions of each row that are computed after the step; meaningful for rows with exact starts."""
         return self.starts + self.counts
 
 
 @dataclass(slots=True, eq=False)
-class Draft:
-    """What the planner has chosen so far.
+class Riders:
+    """Who the planner has chosen for a step so far.
 
-    decodes  rows that gain one token
-    chunks   (row, first position, end) of prompt chunks
-    entries  (slot, logical page, full page, window page): new entries of page tables
-    bound    rows that got their slot in this step
+    decodes   rows that gain a token, or several
+    caps      int64 by decode row: most rows that it may verify, its anchor included
+    chunks    (row, first position, end) of prompt chunks
+    entries   (slot, logical page, full page, window page): new entries of page tables
+    bound     rows that got their slot in this step
+    drafting  as in Batch
     """
 
     decodes: Rows
+    caps: Column
     chunks: list[tuple[int, int, int]]
     entries: list[tuple[int, int, int, int]]
     bound: list[int]
+    drafting: Drafting | None = None
 
     @property
     def empty(self) -> bool:
-        """Nothing rides in it."""
+        """Nobody rides."""
         return not self.chunks and not self.decodes.size
 
 
-def new_draft() -> Draft:
-    """A draft with nothing in it."""
-    return Draft(np.zeros(0, np.intp), [], [], [])
+def no_riders() -> Riders:
+    """Nobody yet."""
+    return Riders(np.zeros(0, np.intp), np.zeros(0, np.int64), [], [], [])
 
 
 def idle_batch(epoch: int, want: Want) -> Batch:
     """The batch of a rank that has nothing to run and takes part nevertheless (I9)."""
     none = np.zeros(0, np.int64)
     step = RunStep(epoch, MODES[IDLE], b"", b"", b"", b"", b"", b"")
-    return Batch(none.astype(np.intp), none, none, none.astype(np.uint8), 0, want, step)
+    return Batch(none.astype(np.intp), none, none, none.astype(np.uint8), none, 0, want, step)
 
 
-def agreed(batch: Batch, wants: Sequence[Want], decision: Decision) -> RunStep:
+def agreed(batch: Batch, wants: Sequence[Want], decision: Decision, speculates: bool) -> RunStep:
     """The batch's step with what all ranks have agreed on; a single rank has nothing to agree on."""
     if len(wants) == 1 and not decision.bucket:
         return batch.step
-    return msgspec.structs.replace(batch.step, bucket=decision.bucket, ranks=loads(wants))
+    return msgspec.structs.replace(batch.step, bucket=decision.bucket, ranks=loads(wants, speculates))
 
 
-def assemble(requests: Requests, epoch: int, draft: Draft, graphs: Graphs) -> Batch:
-    """The batch of a draft that isn't empty; its rows count as in flight from now on."""
-    chunks = np.array(draft.chunks, np.int64).reshape(-1, 3)
-    decodes = draft.decodes
+def assemble(requests: Requests, epoch: int, riders: Riders, graphs: Graphs) -> Batch:
+    """The batch of riders, of whom there are some; their rows count as in flight from now on."""
+    chunks = np.array(riders.chunks, np.int64).reshape(-1, 3)
+    decodes, drafting = riders.decodes, riders.drafting
     rows = np.concatenate([decodes, chunks[:, 0]]).astype(np.intp)
     starts = requests.planned[rows]
     counts = np.concatenate([np.ones(decodes.size, np.int64), chunks[:, 2] - chunks[:, 1]])
     samples = (starts + counts >= requests.feed_to[rows]).astype(np.uint8)
+    most = samples.astype(np.int64)
+    most[: decodes.size] = riders.caps
     # A decode row's input is known to the host exactly if no step in flight is about to sample it.
-    inputs = np.where(
-        requests.planned[decodes] < requests.known[decodes], requests.last_token[decodes], RELAY
-    )
-    fed = [requests.tokens[row][start:end].tobytes() for row, start, end in draft.chunks]
+    inputs = np.where(requests.due[decodes] == 0, requests.last_token[decodes], RELAY)
+    fed = [requests.tokens[row][start:end].tobytes() for row, start, end in riders.chunks]
     slots = requests.held.slot[rows]
     mode = mode_of(decodes.size, len(chunks))
     step = RunStep(
@@ -103,13 +113,31 @@ def assemble(requests: Requests, epoch: int, draft: Draft, graphs: Graphs) -> Ba
         counts=_int32(counts),
         tokens=_int32(inputs) + b"".join(fed),
         samples=samples.tobytes(),
-        pages=np.array(draft.entries, np.int32).tobytes(),
-        binds=tuple([_bind(requests, row) for row in draft.bound]),
+        pages=np.array(riders.entries, np.int32).tobytes(),
+        binds=tuple([_bind(requests, row, drafting is not None) for row in riders.bound]),
+        verify=b"" if drafting is None else _verify(riders, rows.size),
+        budget=0 if drafting is None else drafting.budget,
     )
-    requests.planned[rows] += counts
+    # The last token of a request is never computed.
+    requests.planned[decodes] = np.minimum(
+        starts[: decodes.size] + riders.caps, requests.ends_at[decodes] - 1
+    )
+    requests.planned[chunks[:, 0]] = chunks[:, 2]
     requests.in_flight[rows] += 1
+    requests.due[rows] += samples
+    requests.most_due[rows] += most
     want = _want(requests, rows, counts, samples, mode, graphs)
-    return Batch(rows, starts, counts, samples, decodes.size, want, step)
+    if drafting is not None:
+        want = want._replace(
+            tokens=want.tokens + drafting.drafts, logit_rows=want.logit_rows + drafting.drafts
+        )
+    return Batch(rows, starts, counts, samples, most, decodes.size, want, step, drafting)
+
+
+def _verify(riders: Riders, groups: int) -> bytes:
+    column = np.zeros(groups, np.uint8)
+    column[: riders.caps.size] = riders.caps
+    return column.tobytes()
 
 
 def _want(
@@ -130,7 +158,7 @@ def _want(
     )
 
 
-def _bind(requests: Requests, row: int) -> SlotBind:
+def _bind(requests: Requests, row: int, speculates: bool) -> SlotBind:
     submit = requests.submit_of(row)
     slot = int(requests.held.slot[row])
     return SlotBind(
@@ -141,6 +169,7 @@ def _bind(requests: Requests, row: int) -> SlotBind:
         sampling=submit.sampling,
         prompt_tokens=int(requests.prompt[row]),
         prompt=requests.tokens[row].tobytes() if _reads_prompt(submit.sampling) else b"",
+        ends_at=int(requests.ends_at[row]) if speculates else 0,
     )
 
 

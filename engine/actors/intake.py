@@ -8,6 +8,8 @@ from typing import Any
 
 from engine.actors.requests import Requests, ending
 from engine.actors.schedule import Graphs
+from engine.actors.speculation import Speculation
+from engine.config import PAGE_TOKENS
 from engine.errors import ConfigError, DeadlinePassed, NotServing, QueueFull, RequestTooLong
 from engine.memory.pages import pages_for
 from engine.messages import ABORTED, FAILED, RequestFailed, Submit
@@ -28,6 +30,7 @@ class RankSetup:
     full_pages, window_pages    of the two pools, the reserved page 0 included
     eos_ids        tokens that end a request
     watchdog_ms    silence of a peer or the device after which the rank is given up
+    speculation    how it drafts; None: it doesn't
     """
 
     rank: int
@@ -42,6 +45,7 @@ class RankSetup:
     eos_ids: tuple[int, ...]
     watchdog_ms: int
     graphs: Graphs = field(default_factory=Graphs)
+    speculation: Speculation | None = None
 
     def __post_init__(self) -> None:
         if self.full_pages < 2 or self.window_pages < 3:
@@ -49,6 +53,14 @@ class RankSetup:
                 f"{self.full_pages} full and {self.window_pages} window pages, but a rank needs 2 and 3: "
                 "the reserved page, a full page, and the two window pages that one window touches"
             )
+        if self.speculation is not None:
+            # Two steps in flight may have gone two rounds beyond the position that is known.
+            most = (PAGE_TOKENS + 2 - self.window_tokens) // 2 - 1
+            if not 1 <= self.speculation.block <= most:
+                raise ConfigError(
+                    f"a block of {self.speculation.block} drafted tokens; with a window of "
+                    f"{self.window_tokens} tokens and pages of {PAGE_TOKENS} it must be 1 to {most}"
+                )
 
 
 class Intake:

@@ -17,12 +17,26 @@ class Kept(NamedTuple):
 
     rows    of the request table, [B]
     live    bool[B]: not ended before the step
-    counts  uint8[B] sampled tokens
+    counts  uint8[B] tokens of the step that count, those before the request's end
+    places  intp[n] row of each token that the step sampled
+    within  bool[n]: it counts
     """
 
     rows: Rows
     live: NDArray[np.bool_]
     counts: NDArray[np.uint8]
+    places: Rows
+    within: NDArray[np.bool_]
+
+    @property
+    def told(self) -> NDArray[np.bool_]:
+        """bool[B]: rows that gained a token."""
+        return self.live & (self.counts > 0)
+
+    @property
+    def tokens(self) -> NDArray[np.bool_]:
+        """bool[n]: tokens that go out."""
+        return self.live[self.places] & self.within
 
 
 def kept_logprobs(
@@ -32,14 +46,14 @@ def kept_logprobs(
 
     Prompt positions that went out before a retraction don't go out again. None where nothing is left.
     """
-    tokens = kept.live[np.flatnonzero(kept.counts)]
+    tokens = kept.tokens
     prompts = np.frombuffer(columns.prompt_rows, np.int32).reshape(-1, 2)
     groups, positions = prompts[:, 0].astype(np.intp), prompts[:, 1]
     fresh = kept.live[groups] & (positions >= requests.echoed[kept.rows[groups]])
     groups, positions = groups[fresh], positions[fresh]
     np.maximum.at(requests.echoed, kept.rows[groups], positions + 1)
     echoes = np.unique(groups)
-    told = kept.live & (kept.counts > 0)
+    told = kept.told
     told[echoes] = True
     if not tokens.any() and not echoes.size:
         return None, echoes

@@ -1,15 +1,18 @@
 """Who rides in the next step: decode rows with their pages, prompt chunks, admissions, retractions.
 
 A plan may be made while the step before it runs. Rows that end in that step ride in vain, and their results
-are dropped when they come. A request whose pages others need is left out of the plan first and retracted by a
-later one, when no step in flight reads them (I5).
+are dropped when they come. How far a row with drafts in flight has come is known only within bounds: it rides
+if it may still gain a token at its least, and has pages for its most. A request whose pages others need is
+left out of the plan first and retracted by a later one, when no step in flight reads them (I5).
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
-from engine.actors.batches import Batch, Draft, assemble, new_draft
+from engine.actors.batches import Batch, Riders, assemble, no_riders
 from engine.actors.requests import Requests, ending
 from engine.actors.schedule import (
     RATIO_FIRST,
@@ -23,6 +26,7 @@ from engine.actors.schedule import (
     line,
     raised,
 )
+from engine.actors.speculation import Drafts, Speculation
 from engine.config import PAGE_TOKENS
 from engine.errors import RequestTooLong
 from engine.memory.pages import pages_for
@@ -36,14 +40,20 @@ class Planner:
     """Forms batches from the request table.
 
     chunk_tokens  prompt tokens of one step, at most
+    drafts        decides what is drafted; None: the rank doesn't speculate
+    width         rows of one request that a step verifies, at most
     ratio         share of what running requests may still generate that admission sets aside, in 1/1024
     retracted     requests, their prompt tokens, their output tokens, since the start
     """
 
-    def __init__(self, requests: Requests, chunk_tokens: int, graphs: Graphs) -> None:
+    def __init__(
+        self, requests: Requests, chunk_tokens: int, graphs: Graphs, speculation: Speculation | None = None
+    ) -> None:
         self.requests = requests
+        self.drafts = None if speculation is None else Drafts(speculation, requests)
         self.held = requests.held
         self.chunk_tokens = chunk_tokens
+        self.width = 1 if speculation is None else speculation.block + 1
         self.graphs = graphs
         self.ratio = RATIO_FIRST
         self.retracted = [0, 0, 0]
@@ -54,22 +64,26 @@ class Planner:
         With nothing in flight, None means that no request is left.
         """
         while True:
-            draft = new_draft()
-            leaving = self._decode(draft)
-            self._prefill(draft, leaving)
-            if not draft.empty:
+            riders = no_riders()
+            leaving = self._decode(riders)
+            self._prefill(riders, leaving)
+            if not riders.empty:
                 self.ratio = decayed(self.ratio)
-                return assemble(self.requests, epoch, draft, self.graphs)
+                if self.drafts is not None:
+                    self.drafts.schedule(epoch, riders)
+                return assemble(self.requests, epoch, riders, self.graphs)
             if not self._unblock():
                 return None
 
-    def snapshot(self) -> tuple[int, tuple[int, ...]]:
+    def snapshot(self) -> tuple[Any, ...]:
         """What changes, for the search."""
-        return self.ratio, tuple(self.retracted)
+        return self.ratio, tuple(self.retracted), None if self.drafts is None else self.drafts.snapshot()
 
-    def restore(self, taken: tuple[int, tuple[int, ...]]) -> None:
+    def restore(self, taken: tuple[Any, ...]) -> None:
         """Back to a snapshot."""
         self.ratio, self.retracted = taken[0], list(taken[1])
+        if self.drafts is not None:
+            self.drafts.restore(taken[2])
 
     def _in_line(self, rows: Rows) -> Rows:
         r = self.requests
@@ -78,27 +92,29 @@ class Planner:
 
     # -- decode rows ---------------------------------------------------------------------------
 
-    def _decode(self, draft: Draft) -> set[int]:
+    def _decode(self, riders: Riders) -> set[int]:
         """Every request that may gain a token and has, or gets, a page for it; returns who must leave."""
-        r = self.requests
+        r, held = self.requests, self.held
         active = r.rows("active")
-        planned = r.planned[active]
-        rows = active[(planned >= r.feed_to[active]) & (planned + 1 < r.ends_at[active])]
-        lacking = rows[r.planned[rows] >= self.held.mapped[rows] * PAGE_TOKENS]
-        if not lacking.size:
-            draft.decodes = rows
+        left = r.ends_at[active] - r.known[active] - r.due[active]
+        rides = (r.planned[active] >= r.feed_to[active]) & (left > 0)
+        rows = active[rides]
+        riders.decodes, riders.caps = rows, np.minimum(left[rides], self.width)
+        until = np.minimum(r.planned[rows] + riders.caps, r.ends_at[rows] - 1)
+        mapped = held.mapped[rows] * PAGE_TOKENS
+        short = until > mapped
+        if not short.any():
             return set()
-        held = self.held
-        leaving = self._make_room(active, set(lacking.tolist()))
-        without = set(leaving)
-        for row in self._in_line(lacking).tolist():
-            if row in leaving:
-                continue
-            if held.free_pages():
-                draft.entries += held.take_pages(row, 1)
-            else:
-                without.add(row)
-        draft.decodes = np.array([row for row in rows.tolist() if row not in without], np.intp)
+        # Whoever may yet turn out to have room takes a free page, but nobody leaves for it.
+        must = rows[r.known[rows] + r.due[rows] > mapped]
+        leaving = self._make_room(active, set(must.tolist()))
+        for row in [*self._in_line(must).tolist(), *self._in_line(np.setdiff1d(rows[short], must)).tolist()]:
+            if row not in leaving and held.free_pages():
+                riders.entries += held.take_pages(row, 1)
+        room = held.mapped[rows] * PAGE_TOKENS - r.planned[rows]
+        caps = np.where(until > held.mapped[rows] * PAGE_TOKENS, np.minimum(riders.caps, room), riders.caps)
+        stays = (caps > 0) & ~np.isin(rows, list(leaving))
+        riders.decodes, riders.caps = rows[stays], caps[stays]
         return leaving
 
     def _make_room(self, active: Rows, lacking: set[int]) -> set[int]:
@@ -132,7 +148,7 @@ class Planner:
 
     # -- prompts -------------------------------------------------------------------------------
 
-    def _prefill(self, draft: Draft, leaving: set[int]) -> None:
+    def _prefill(self, riders: Riders, leaving: set[int]) -> None:
         """Chunks of prompts that have begun, then of new requests while tokens of this step are left."""
         r = self.requests
         active = r.rows("active")
@@ -140,7 +156,7 @@ class Planner:
         for row in self._in_line(active[r.planned[active] < r.feed_to[active]]).tolist():
             if row in leaving:
                 continue
-            taken = self._chunk(draft, row, room)
+            taken = self._chunk(riders, row, room)
             if not taken:
                 return
             room -= taken
@@ -151,10 +167,10 @@ class Planner:
             and self.held.free_slots
             and (row := self._next_admitted(room)) is not None
         ):
-            draft.bound.append(row)
-            room -= self._chunk(draft, row, room)
+            riders.bound.append(row)
+            room -= self._chunk(riders, row, room)
 
-    def _chunk(self, draft: Draft, row: int, room: int) -> int:
+    def _chunk(self, riders: Riders, row: int, room: int) -> int:
         """Adds the row's next chunk as far as tokens and pages go; returns its tokens, 0: it must wait."""
         r = self.requests
         start, mapped = int(r.planned[row]), int(self.held.mapped[row])
@@ -163,8 +179,8 @@ class Planner:
         if end <= start:
             return 0
         if pages_for(end) > mapped:
-            draft.entries += self.held.take_pages(row, pages_for(end) - mapped)
-        draft.chunks.append((row, start, end))
+            riders.entries += self.held.take_pages(row, pages_for(end) - mapped)
+        riders.chunks.append((row, start, end))
         return end - start
 
     def _next_admitted(self, room: int) -> int | None:

@@ -51,7 +51,7 @@ class Rank(Core):
         full, window = PagePool("full", setup.full_pages), PagePool("window", setup.window_pages)
         self.requests = Requests(setup.slots, setup.queued, full, window, self._tell)
         self.intake = Intake(setup, self.requests, self._tell)
-        self.planner = Planner(self.requests, setup.chunk_tokens, setup.graphs)
+        self.planner = Planner(self.requests, setup.chunk_tokens, setup.graphs, setup.speculation)
         self._results = Results(self.requests, setup.rank, setup.eos_ids, setup.window_tokens)
         self._ledger = Ledger()
         self.next_epoch = 0
@@ -166,7 +166,7 @@ class Rank(Core):
         batch, self.plan = self.plan, None
         wants = self._wants()
         self.decision = decide(wants, self.setup.graphs)
-        batch.step = agreed(batch, wants, self.decision)
+        batch.step = agreed(batch, wants, self.decision, self.setup.speculation is not None)
         self.heard = [None] * self.setup.ranks
         self.next_epoch += 1
         return batch, self.decision
@@ -186,6 +186,8 @@ class Rank(Core):
         """Takes in the results of the oldest step."""
         batch = self.flight.pop(0)
         self._ledger.note_done(batch, msg)
+        if self.planner.drafts is not None:
+            self.planner.drafts.note(batch, msg)
         out = self._results.commit(batch, msg)
         if out is not None:
             self.emit(Send("detok", out))

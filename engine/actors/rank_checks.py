@@ -15,6 +15,7 @@ from engine.messages import RunStep
 def flight_reads_only_what_is_held(requests: Requests, steps: Sequence[RunStep], window: int) -> bool:
     """I5: each row of a step in flight has its slot, under the step's generation, and its pages.
 
+    A decode row with drafts in flight is computed somewhere between what is known of it and its most.
     window  attention window in tokens
     """
     held = requests.held
@@ -24,11 +25,16 @@ def flight_reads_only_what_is_held(requests: Requests, steps: Sequence[RunStep],
             np.frombuffer(column, np.int32).tolist()
             for column in (step.slots, step.generations, step.starts, step.counts)
         ]
-        for slot, generation, start, count in zip(*columns, strict=True):
+        verify = step.verify or bytes(len(step.samples))
+        for slot, generation, start, count, most in zip(*columns, verify, strict=True):
             row = row_of_slot.get(slot)
             if row is None or held.generations[slot] != generation:
                 return False
-            if not _reaches(requests, row, first_page_in_reach(start, window), pages_for(start + count)):
+            first, end = start, start + count
+            if most:
+                first = int(requests.known[row]) - 1
+                end = min(start + most, int(requests.ends_at[row]) - 1)
+            if not _reaches(requests, row, first_page_in_reach(first, window), pages_for(end)):
                 return False
     return True
 

@@ -23,8 +23,8 @@ from engine.memory.pages import PagePool
 from engine.messages import ABORTED, FAILED, RequestFailed, Submit
 
 COLUMNS = (
-    *("arrival", "priority", "passed", "in_flight", "planned", "feed_to", "known", "prompt", "ends_at"),
-    *("least", "ignores_eos", "has_stops", "echoes", "echoed", "last_token", "reason"),
+    *("arrival", "priority", "passed", "in_flight", "due", "most_due", "planned", "feed_to", "known"),
+    *("prompt", "ends_at", "least", "ignores_eos", "has_stops", "echoes", "echoed", "last_token", "reason"),
 )
 
 GROUPS = {
@@ -34,6 +34,18 @@ GROUPS = {
     "ending": ("finishing",),
 }
 """States by what a request holds: nothing and no interest, nothing yet, a slot, a slot until steps end."""
+
+
+class Gained(NamedTuple):
+    """What requests gained in a step.
+
+    tokens         int32[n]
+    firsts, counts int64[B] where each one's tokens begin, and how many they are
+    """
+
+    tokens: NDArray[np.int32]
+    firsts: Column
+    counts: Column
 
 
 class End(NamedTuple):
@@ -54,7 +66,8 @@ class Requests:
 
     arrival, priority, passed    place in the line (see schedule.py)
     in_flight          steps that were planned with it and aren't committed
-    planned, feed_to   positions computed or in flight; positions that are computed as prompt
+    due, most_due      tokens that those steps bring at least, unless it ends; and at most
+    planned, feed_to   positions computed or in flight, with drafts at most; positions computed as prompt
     known, prompt      tokens on the host: prompt and output; the prompt's
     ends_at, least     tokens at its longest; tokens that come before EOS and stop tokens count
     echoes, echoed     wants prompt logprobs; prompt positions whose logprobs went out
@@ -66,6 +79,8 @@ class Requests:
     priority: Column
     passed: Column
     in_flight: Column
+    due: Column
+    most_due: Column
     planned: Column
     feed_to: Column
     known: Column
@@ -185,14 +200,15 @@ class Requests:
         """Everything that these rows hold goes back (I10)."""
         self.held.release(rows)
 
-    def keep_token(self, rows: Rows, at: Rows, msg: NDArray[np.int32]) -> None:
-        """The next token of each; msg is int32[B]."""
-        kept = msg[at]
-        self.last_token[rows] = kept
-        self.known[rows] += 1
-        tokens = self.tokens
-        for row, token in zip(rows.tolist(), kept.tolist(), strict=True):
-            tokens[row].append(token)
+    def keep_tokens(self, rows: Rows, at: Rows, msg: Gained) -> None:
+        """The next tokens of each."""
+        firsts, counts = msg.firsts[at], msg.counts[at]
+        ends = firsts + counts
+        self.last_token[rows] = msg.tokens[ends - 1]
+        self.known[rows] += counts
+        tokens, data = self.tokens, msg.tokens.tobytes()
+        for row, first, end in zip(rows.tolist(), (4 * firsts).tolist(), (4 * ends).tolist(), strict=True):
+            tokens[row].frombytes(data[first:end])
 
     def note_end(self, rows: Rows, at: Rows, msg: End) -> None:
         """Remembers the finish code."""

@@ -159,12 +159,14 @@ def decide(wants: Sequence[Want], graphs: Graphs) -> Decision:
     return Decision(tokens, extend, bucket if reason == "ok" else 0, reason)
 
 
-def loads(wants: Sequence[Want]) -> tuple[tuple[int, int, int], ...]:
+def loads(wants: Sequence[Want], speculates: bool = False) -> tuple[tuple[int, int, int], ...]:
     """What RunStep tells the device of each rank: (requests, tokens, rows that need logits).
 
-    A rank that decodes has as many requests as tokens; one that reads prompts doesn't tell: -1.
+    A rank that decodes one row a request has as many requests as tokens; otherwise nobody tells: -1.
     """
-    return tuple((-1 if want.has_extend else want.tokens, want.tokens, want.logit_rows) for want in wants)
+    return tuple(
+        (-1 if want.has_extend or speculates else want.tokens, want.tokens, want.logit_rows) for want in wants
+    )
 
 
 def mode_of(decodes: int, chunks: int) -> int:

@@ -198,13 +198,13 @@ def samples_too_early(patch: Patch) -> None:
 def keeps_a_token_twice(patch: Patch) -> None:
     """A token is kept twice: the request is a token further than its text.
     steady pressure"""
-    keep = Requests.keep_token
+    keep = Requests.keep_tokens
 
     def faulty(self: Requests, rows: Any, at: Any, msg: Any) -> None:
         keep(self, rows, at, msg)
         self.known[rows] += 1
 
-    patch.setattr(Requests, "keep_token", faulty)
+    patch.setattr(Requests, "keep_tokens", faulty)
 
 
 def gives_tokens_to_the_wrong_row(patch: Patch) -> None:
