@@ -125,7 +125,9 @@ def build_batch(
     last_rows = np.cumsum(counts, dtype=np.int32) - 1
     logit_rows = np.arange(live, dtype=np.int32) if every_logit else last_rows[samples != 0]
     agreed = _Agreed(step, live, logit_rows.size, row_tile, idle_runs)
-    if agreed.tokens[rank] != live:
+    # A step that verifies has fewer rows where requests had ended: never more than its peers make room for.
+    fits = live <= agreed.tokens[rank] if step.verify else live == agreed.tokens[rank]
+    if not fits:
         raise ShapeMismatch(
             f"step {step.epoch}: {live} tokens, but the ranks agreed on {agreed.tokens[rank]}"
         )

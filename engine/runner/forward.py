@@ -41,14 +41,20 @@ def forward(model: DeepseekV4, state: KVState, plan: Plan, out: Pending | None =
     pending = out or model.new_pending(batch.load.padded_tokens, len(batch.taps))
     if not batch.load.padded_tokens:
         return StepOutput(torch.empty(0, model.config.vocab_size, device=model.device), pending)
-    token_ids = plan.token_ids
-    if plan.row_slots is not None:
-        token_ids = torch.where(token_ids < 0, state.relay.index_select(0, plan.row_slots), token_ids)
+    token_ids = input_ids(state, plan)
     caches = [state.layer(layer) for layer in range(model.config.num_hidden_layers)]
     streams = model.backbone(token_ids, plan.rows, caches, pending, batch.taps)
     if not batch.logit_rows.size and not (model.splits_head and batch.agreed_logits):
         return StepOutput(torch.empty(0, model.config.vocab_size, device=model.device), pending)
     return StepOutput(model.logits(streams.index_select(0, plan.logit_rows), plan.rows), pending)
+
+
+def input_ids(state: KVState, plan: Plan) -> Tensor:
+    """Tokens of a step's rows [T] int64, relayed ones in their places."""
+    if plan.row_slots is None:
+        return plan.token_ids
+    relayed = state.relay.index_select(0, plan.row_slots)
+    return torch.where(plan.token_ids < 0, relayed, plan.token_ids)
 
 
 @torch.inference_mode()

@@ -17,7 +17,7 @@ from engine.messages import RunStep
 from engine.model.config import C4, C128, PAGE_TOKENS
 from engine.model.model import DeepseekV4
 from engine.model.step import CommitGroup, CommitRows, StepRows
-from engine.runner.batch import ForwardBatch, build_batch
+from engine.runner.batch import ForwardBatch, Int32, build_batch
 from engine.runner.blocks import plan_blocks
 from engine.runner.columns import Int, RowColumns, Upload, by_width, unroll
 from engine.runner.entries import plan_c4, plan_c128
@@ -101,10 +101,7 @@ def written_rows(state: KVState, batch: ForwardBatch, columns: RowColumns) -> In
 
     raises  PageAccounting where a generation is stale or a page that the step writes isn't mapped
     """
-    stale = state.generations[columns.slots] != batch.generations
-    if stale.any():
-        slot = int(columns.slots[stale][0])
-        raise PageAccounting(f"slot {slot} is at generation {state.generations[slot]}, not the step's")
+    check_generations(state, batch.slots, batch.generations)
     last = int((columns.starts + columns.counts).max(initial=1)) - 1
     logical, offset = np.divmod(columns.position, PAGE_TOKENS)
     reach = state.full_table.shape[1]
@@ -119,6 +116,14 @@ def written_rows(state: KVState, batch: ForwardBatch, columns: RowColumns) -> In
         row = int(np.flatnonzero(missing)[0])
         raise PageAccounting(f"position {columns.position[row]} of slot {slots[row]} has no page")
     return np.where(own, page * PAGE_TOKENS + offset, SINK_ROW)
+
+
+def check_generations(state: KVState, slots: Int32, generations: Int32) -> None:
+    """raises PageAccounting where a slot [B] is at another generation [B]: the step means a former request"""
+    stale = state.generations[slots] != generations
+    if stale.any():
+        slot = int(slots[stale][0])
+        raise PageAccounting(f"slot {slot} is at generation {state.generations[slot]}, not the step's")
 
 
 def plan_commit(columns: RowColumns, to: Upload) -> CommitRows:

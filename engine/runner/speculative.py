@@ -1,0 +1,120 @@
+"""A rank's drafting: the draft model with its state, what it is fed from, how many drafts are verified."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from engine.memory.pools import KVState
+from engine.model.draft import Choose, Drafter, DraftRows, InjectRows
+from engine.runner.columns import Int, Upload
+from engine.runner.edits import GrammarMask
+from engine.runner.layout import verify_lens
+from engine.runner.taps import TapRing
+
+VerifyMode = Literal["static", "cap-accept", "compact"]
+
+
+class MaskSource(Protocol):
+    """Masks of a round's verified rows; made while the target runs."""
+
+    def begin(self, epoch: int, slots: Int, tokens: Tensor, verify_lens: Int) -> None:
+        """Rows are known.
+
+        tokens       int64 [B, gamma + 1], anchor and drafts of each slot
+        verify_lens  int64 [B], how many of them are verified
+        """
+
+    def finish(self, epoch: int) -> GrammarMask | None:
+        """What masks the logits of the verified rows, group by group; None where no request has a grammar."""
+
+
+@dataclass(frozen=True, slots=True)
+class Drafts:
+    """Drafts of n groups. A draft that holds NaN is worthless: its group verifies its anchor alone.
+
+    ids       [n, gamma] int64, inside the vocabulary
+    survival  [n, gamma] float32 on the host, 0 where the draft is worthless
+    usable    [n] bool on the host
+    logits    [n, gamma, V] float32, None where no group samples
+    """
+
+    ids: Tensor
+    survival: Tensor
+    usable: npt.NDArray[np.bool_]
+    logits: Tensor | None
+
+
+class Speculation:
+    """Drafter, its KV, the tap ring and the way in which drafts are cut.
+
+    mode   static verifies and accepts all that may be; cap-accept verifies all and accepts the scheduled
+           prefix; compact verifies the scheduled prefix
+    masks  grammar masks of verified rows; None: no request has any
+    """
+
+    def __init__(
+        self, drafter: Drafter, state: KVState, mode: VerifyMode, masks: MaskSource | None = None
+    ) -> None:
+        self.drafter, self.mode, self.masks = drafter, mode, masks
+        self.state = drafter.new_state(state.slots)
+        self.ring = TapRing(
+            state.slots,
+            len(drafter.taps),
+            state.config.hidden_size,
+            state.device,
+            state.dtype,
+            keep_tokens=drafter.needs_next_tokens,
+        )
+        self._vocab_size = state.config.vocab_size
+        self._to = Upload(state.device)
+
+    @property
+    def block(self) -> int:
+        """Tokens of a draft."""
+        return self.drafter.block
+
+    def bind(self, slot: int) -> None:
+        """A slot has a new request: nothing of the former one is ever looked at."""
+        self.ring.bind(slot)
+
+    def inject(self, slots: Int, anchors: Tensor) -> None:
+        """Gives the draft the committed rows of `slots` [n] that it hasn't seen; anchors int64 [n]."""
+        waiting = self.ring.take(slots, anchors)
+        if waiting is not None:
+            where = self._to.int64(np.stack([waiting.slots, waiting.positions]))
+            rows = InjectRows(where[0], where[1], waiting.next_tokens)
+            self.drafter.inject(self.state, rows, waiting.taps)
+
+    def draft(self, slots: Int, anchors: Tensor, choose: Choose, *, keep_logits: bool) -> Drafts:
+        """Drafts for `slots` [n] whose waiting rows were injected; waits for the survival on the host."""
+        rows = DraftRows(slots, self.ring.lengths[slots], self.ring.valid_from[slots], anchors)
+        drafted = self.drafter.draft(self.state, rows, choose, keep_logits=keep_logits)
+        outside = (drafted.ids < 0) | (drafted.ids >= self._vocab_size)
+        survival = drafted.survival
+        if drafted.logits is not None:
+            # A maximum is NaN where one number is, and tokens that a draft rules out don't disturb it.
+            survival = torch.where(drafted.logits.amax(-1).isfinite(), survival, torch.nan)
+        survival = torch.where(outside, torch.nan, survival).cpu()
+        usable = survival.isfinite().all(1)
+        return Drafts(
+            drafted.ids.masked_fill(outside, 0),
+            torch.where(usable[:, None], survival, 0.0),
+            usable.numpy(),
+            drafted.logits,
+        )
+
+    def layout(self, drafts: Drafts, caps: Int, budget: int) -> tuple[Int, Int]:
+        """(rows that each group runs, rows of it that may be accepted), both int64 [n].
+
+        caps    most rows of each group, its anchor included
+        budget  as in RunStep
+        """
+        caps = np.where(drafts.usable, caps, np.minimum(caps, 1))
+        lens = verify_lens(drafts.survival, caps, -1 if self.mode == "static" else budget)
+        return (caps if self.mode == "cap-accept" else lens), lens
