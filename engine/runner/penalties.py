@@ -46,29 +46,47 @@ class TokenCounts:
         self.output[slot] = torch.from_numpy(output).to(self.output.device)
 
     def add(self, slots: Sequence[int], tokens: Tensor) -> None:
-        """Count one output token for each of `slots`, distinct; tokens int64 [n]."""
-        self._make_room(max(self._lengths[slot] for slot in slots) + 1)
-        index = torch.tensor(slots, device=tokens.device)
-        places = torch.tensor([self._lengths[slot] for slot in slots], device=tokens.device)
-        self.output[index, tokens] += 1
-        self.seen[index, places] = tokens.to(torch.int32)
+        """Count one output token for each of `slots`, which may repeat; tokens int64 [n]."""
+        places = []
         for slot in slots:
+            places.append(self._lengths[slot])
             self._lengths[slot] += 1
+        self._make_room(max(places, default=0) + 1)
+        index = torch.tensor(slots, device=tokens.device)
+        one = torch.ones((), dtype=torch.int32, device=tokens.device)
+        self.output.index_put_((index, tokens), one, accumulate=True)
+        self.seen[index, torch.tensor(places, device=tokens.device)] = tokens.to(torch.int32)
 
-    def penalise(self, logits: Tensor, slots: Sequence[int], factors: Tensor) -> Tensor:
-        """Logits [n, V] float32 after repetition, then frequency and presence penalties; changed in place.
+    def penalise(
+        self,
+        logits: Tensor,
+        rows: Tensor,
+        slots: Sequence[int],
+        factors: Tensor,
+        drafted: Tensor | None = None,
+    ) -> None:
+        """Repetition, then frequency and presence penalties on some rows of the logits, in place.
 
+        logits   float32 [R, V], contiguous
+        rows     int64 [n], distinct; slots [n], the slot of each
         factors  float32 [n, 3]: repetition, frequency, presence
+        drafted  int64 [n, gamma], output that is not counted yet but that this row has seen; -1: none
         """
         index = torch.tensor(slots, device=logits.device)
         ids = self.seen[index, : max(self._lengths[slot] for slot in slots)].to(torch.int64)
         repetition, frequency, presence = (column[:, None] for column in factors.unbind(-1))
+        if drafted is not None:
+            ids = torch.cat((ids, torch.where(drafted >= 0, drafted, ids[:, :1])), dim=1)
         counts = self.output[index[:, None], ids]
-        before = logits.gather(-1, ids)
+        for column in () if drafted is None else drafted.unbind(-1):
+            counts += ids == column[:, None]
+        cells = (rows[:, None] * logits.shape[1] + ids).view(-1)
+        flat = logits.view(-1)
+        before = flat.gather(0, cells).view(ids.shape)
         repeated = torch.where(before > 0, before / repetition, before * repetition)
         after = repeated - frequency * counts - presence * (counts > 0)
         # A repeated id is written more than once, always with the same value.
-        return logits.scatter_(-1, ids, after)
+        flat.scatter_(0, cells, after.view(-1))
 
     def _make_room(self, tokens: int) -> None:
         room = self.seen.shape[1]

@@ -15,6 +15,7 @@ _GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15 as int64
 _MIX_1 = -4658895280553007687  # 0xBF58476D1CE4E5B9
 _MIX_2 = -7723592293110705685  # 0x94D049BB133111EB
 _UNIFORM_BITS = 48
+_PURPOSE_BITS = 8
 
 
 class Purpose(IntEnum):
@@ -31,14 +32,17 @@ def request_keys(seeds: Tensor, children: Tensor) -> Tensor:
     return _absorb(_absorb(torch.zeros_like(seeds), seeds), children)
 
 
-def random_bits(keys: Tensor, positions: Tensor, purpose: Purpose) -> Tensor:
-    """64 random bits a row, int64 [R]; keys are of `request_keys`, positions int64 [R]."""
-    return _absorb(_absorb(keys, positions), torch.full_like(keys, int(purpose)))
+def random_bits(keys: Tensor, positions: Tensor, purpose: Purpose, draw: int = 0) -> Tensor:
+    """64 random bits a row, int64 [R]; keys are of `request_keys`, positions int64 [R].
+
+    draw  which of several numbers for one purpose at one position
+    """
+    return _absorb(_absorb(keys, positions), torch.full_like(keys, int(purpose) | draw << _PURPOSE_BITS))
 
 
-def uniforms(keys: Tensor, positions: Tensor, purpose: Purpose) -> Tensor:
-    """Uniform float64 [R], strictly inside (0, 1), on a grid of 2^-48."""
-    top = _shift_right(random_bits(keys, positions, purpose), 64 - _UNIFORM_BITS)
+def uniforms(keys: Tensor, positions: Tensor, purpose: Purpose, draw: int = 0) -> Tensor:
+    """Uniform float64 [R], strictly inside (0, 1), on a grid of 2^-48; arguments as of `random_bits`."""
+    top = _shift_right(random_bits(keys, positions, purpose, draw), 64 - _UNIFORM_BITS)
     return (top.to(torch.float64) + 0.5) * 2.0**-_UNIFORM_BITS
 
 

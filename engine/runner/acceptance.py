@@ -1,0 +1,167 @@
+"""Lossless verification of drafted tokens: which are accepted, and the token that follows them.
+
+Row i of a group judges draft i+1. With p the row's distribution after all processors and q what the draft
+was drawn from, the draft d is accepted with probability min(1, p(d) / q(d)). The first one that isn't is
+replaced by a draw from what p has more than q. Where all are accepted, the last row's p gives one more token,
+drawn with the number that plain decoding would take at that position. So tokens follow p, whatever q is and
+however many rows are verified. A greedy row accepts its argmax alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from engine.runner.acceptance_layout import Layout, VerifyRows
+from engine.runner.acceptance_odds import Judged, Odds, Trials
+from engine.runner.edits import GrammarMask, Groups, edit
+from engine.runner.filters import draw, greatest
+from engine.runner.parameters import KEY, TEMPERATURE, SlotParameters
+from engine.runner.penalties import TokenCounts
+from engine.runner.randomness import Purpose, uniforms
+from engine.runner.sampling import Rows, Sampler
+from engine.runner.tempering import Int, Tempering
+
+Choose = Callable[[int, Tensor], Tensor]
+"""Picks draft k (from 0) of every row, int64 [B], from its logits, float32 [B, V]."""
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """Result of one call, on the device.
+
+    tokens  int64 [B, gamma + 1], the tokens that each group emits, then zeros
+    counts  int64 [B], how many: accepted drafts and one more; 0 without rows, and where the group failed
+    valid   bool [B]; False where a row holds NaN or infinity, or nothing is allowed at the last token
+    """
+
+    tokens: Tensor
+    counts: Tensor
+    valid: Tensor
+
+
+class Acceptance:
+    """Verifies drafts of slots; owns nothing but references to the slots' parameters and counts."""
+
+    def __init__(self, parameters: SlotParameters, counts: TokenCounts) -> None:
+        self.parameters = parameters
+        self.counts = counts
+        self._sampler = Sampler(parameters, counts)
+        self._odds = Odds(parameters)
+        self._tempering = Tempering(parameters.vocab_size, parameters.floats.device)
+
+    def accept(self, logits: Tensor, rows: VerifyRows, mask: GrammarMask | None = None) -> Accepted:
+        """Judge all groups; the counts of penalised slots grow by what they emit.
+
+        Waits once for the device, for the counts, where a group samples or is penalised; else never.
+
+        logits  float32 [M, V], group by group; not changed
+        raises  BadRequest where a slot isn't bound, ShapeMismatch where the columns disagree
+        """
+        layout = Layout(rows, logits)
+        features = [self.parameters.of(slot) for slot in rows.slots]
+        groups = Groups(rows.slots, rows.positions, layout.widths.tolist(), features)
+        judged = Judged(
+            edit(self.parameters, self.counts, logits, groups, mask, rows.draft_ids), rows, layout, features
+        )
+        best, choice = (layout.grid(found, 0) for found in greatest(judged.edited))
+        passed = choice[:, :-1] == rows.draft_ids
+        sampled, trials = judged.sampled(), None
+        if sampled.size:
+            trials = self._odds.test(judged, sampled)
+            passed[self._tempering.index(sampled)] = trials.passed[self._tempering.index(sampled)]
+        accepted, valid = _run_lengths(layout, best, passed)
+        last = choice.gather(1, accepted[:, None])[:, 0]
+        penalised = [g for g, f in enumerate(features) if f.penalised]
+        emitted = np.zeros(0, np.int64)
+        if trials is not None or penalised:
+            ends, emitted = _to_host(layout, accepted, valid)
+            if trials is not None:
+                last = self._last(judged, sampled, ends, trials, last)
+        result = _emit(layout, rows.draft_ids, accepted, valid, last)
+        self._count([(g, i) for g in penalised for i in range(emitted[g])], rows, result.tokens)
+        return result
+
+    def choose(self, slots: Sequence[int], positions: Sequence[int]) -> Choose:
+        """How these slots pick their drafts: by argmax where greedy, else from softmax(z / temperature).
+
+        A number belongs to the round and k, not to the token's position: a position whose draft was thrown
+        away gets a fresh one, as what was known of the old draft may have chosen how many rows are verified.
+
+        positions  position of each slot's first draft
+        raises     BadRequest where a slot isn't bound
+        """
+        index = self._tempering.index
+        sampled = np.flatnonzero([not self.parameters.of(slot).greedy for slot in slots])
+        chosen = index([slots[row] for row in sampled.tolist()])
+        first = index([positions[row] for row in sampled.tolist()])
+        temperatures, keys = self.parameters.floats[chosen, TEMPERATURE], self.parameters.ints[chosen, KEY]
+
+        def pick(k: int, z: Tensor) -> Tensor:
+            tokens = greatest(z)[1] if len(sampled) < len(slots) else z.new_empty(len(z), dtype=torch.int64)
+            u = uniforms(keys, first, Purpose.DRAFT, k)
+            done = 0
+            for part in self._tempering.parts(sampled):
+                some = slice(done, done + len(part))
+                _, weights = self._tempering.weights(z, part, temperatures[some])
+                tokens[index(part)] = draw(weights, u[some])
+                done += len(part)
+            return tokens
+
+        return pick
+
+    def _last(self, judged: Judged, sampled: Int, ends: Int, trials: Trials, favourites: Tensor) -> Tensor:
+        """The last token of every group: drawn for those that sample, else the favourite."""
+        layout, rows, last = judged.layout, judged.rows, favourites.clone()
+        complete = ends[sampled] == layout.widths[sampled] - 1
+        cut_off, whole = sampled[~complete], sampled[complete]
+        if cut_off.size:
+            order, tokens = self._odds.replace(judged, cut_off, ends, trials)
+            last[self._tempering.index(order)] = tokens
+        if whole.size:
+            bonus = Rows(
+                tuple(rows.slots[g] for g in whole.tolist()),
+                tuple(rows.positions[g] + int(ends[g]) for g in whole.tolist()),
+            )
+            features = [judged.features[g] for g in whole.tolist()]
+            chosen = self._sampler.choose(judged.edited, bonus, features, layout.firsts[whole] + ends[whole])
+            last[self._tempering.index(whole)] = chosen.tokens
+        return last
+
+    def _count(self, cells: Sequence[tuple[int, int]], rows: VerifyRows, tokens: Tensor) -> None:
+        """Count the emitted tokens at these (group, place)."""
+        if cells:
+            group, place = (self._tempering.index(column) for column in zip(*cells, strict=True))
+            self.counts.add([rows.slots[g] for g, _ in cells], tokens[group, place])
+
+
+def _run_lengths(layout: Layout, best: Tensor, passed: Tensor) -> tuple[Tensor, Tensor]:
+    """Drafts accepted of each group, int64 [B], and whether its rows are sound.
+
+    best    float32 [B, gamma + 1], largest logit of each row
+    passed  bool [B, gamma]
+    """
+    judges = torch.arange(layout.gamma, device=layout.device) < layout.device_widths[:, None] - 1
+    # A row that allows nothing accepts nothing: its argmax is no choice.
+    accepted = (passed & judges & (best[:, :-1] > float("-inf"))).cumprod(1).sum(1)
+    reached = best.gather(1, accepted[:, None])[:, 0]
+    return accepted, (best < float("inf")).all(1) & (reached > float("-inf"))
+
+
+def _to_host(layout: Layout, accepted: Tensor, valid: Tensor) -> tuple[Int, Int]:
+    """Drafts accepted and tokens emitted, int64 [B] each; the one wait for the device."""
+    ends, sound = torch.stack((accepted, valid.to(torch.int64))).cpu().numpy()
+    return ends, np.where((sound > 0) & (layout.widths > 0), ends + 1, 0)
+
+
+def _emit(layout: Layout, draft_ids: Tensor, accepted: Tensor, valid: Tensor, last: Tensor) -> Accepted:
+    """Each group's accepted drafts, and its last token behind them."""
+    counts = torch.where(valid & (layout.device_widths > 0), accepted + 1, 0)
+    places = torch.arange(layout.gamma + 1, device=layout.device)
+    tokens = torch.where(places < accepted[:, None], F.pad(draft_ids, (0, 1)), last[:, None])
+    return Accepted(torch.where(places < counts[:, None], tokens, 0), counts, valid)

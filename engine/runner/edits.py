@@ -1,0 +1,107 @@
+"""Changes to logits before a temperature is applied: logit bias, penalties, minimum length, grammar mask.
+
+They work on groups of adjacent rows: a group is one request, and its row i chooses the token at the group's
+position plus i, under the assumption that the first i drafted tokens were emitted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from engine.runner.parameters import REPETITION, Features, SlotParameters
+from engine.runner.penalties import TokenCounts
+
+GrammarMask = Callable[[Tensor], None]
+"""Sets forbidden tokens of logits [R, V] to minus infinity, in place."""
+
+
+@dataclass(frozen=True, slots=True)
+class Groups:
+    """Groups of rows, in the order of the rows.
+
+    slots      the slot of each
+    positions  position of the token that its first row chooses
+    widths     rows of each, 0 or more
+    features   of each slot
+    """
+
+    slots: Sequence[int]
+    positions: Sequence[int]
+    widths: Sequence[int]
+    features: Sequence[Features]
+
+
+def edit(
+    parameters: SlotParameters,
+    counts: TokenCounts,
+    logits: Tensor,
+    groups: Groups,
+    mask: GrammarMask | None,
+    draft_ids: Tensor | None = None,
+) -> Tensor:
+    """Edited logits, float32 [R, V]; the input itself where nothing asks for an edit.
+
+    logits     float32 [R, V]; not changed
+    draft_ids  int64 [groups, gamma], gamma + 1 at least the widest group; None where all widths are 1
+    """
+    edits = any(f.edits_logits(p) for f, p in zip(groups.features, groups.positions, strict=True))
+    if not edits and mask is None:
+        return logits
+    logits = logits.clone(memory_format=torch.contiguous_format)
+    firsts = _firsts(groups.widths)
+    for slot, first, width, features in zip(
+        groups.slots, firsts, groups.widths, groups.features, strict=True
+    ):
+        if features.biased and width:
+            ids, values = parameters.bias[slot]
+            logits[first : first + width].index_add_(1, ids, values.expand(width, -1))
+    penalised = [g for g, f in enumerate(groups.features) if f.penalised and groups.widths[g]]
+    if penalised:
+        _penalise(parameters, counts, logits, groups, penalised, draft_ids)
+    for slot, position, first, width, features in zip(
+        groups.slots, groups.positions, firsts, groups.widths, groups.features, strict=True
+    ):
+        early = min(features.stop_from - position, width)
+        if early > 0:
+            logits[first : first + early].index_fill_(1, parameters.stops[slot], float("-inf"))
+    if mask is not None:
+        mask(logits)
+    return logits
+
+
+def _penalise(
+    parameters: SlotParameters,
+    counts: TokenCounts,
+    logits: Tensor,
+    groups: Groups,
+    penalised: Sequence[int],
+    draft_ids: Tensor | None,
+) -> None:
+    """Penalties of the groups `penalised`; each row has seen the drafted tokens before it."""
+    firsts, device = _firsts(groups.widths), logits.device
+    cells = [(g, i) for g in penalised for i in range(groups.widths[g])]
+    rows = torch.tensor([firsts[g] + i for g, i in cells], device=device)
+    slots = [groups.slots[g] for g, _ in cells]
+    factors = parameters.floats[torch.tensor(slots, device=device), REPETITION:]
+    if draft_ids is None:
+        counts.penalise(logits, rows, slots, factors)
+        return
+    group, ahead = (torch.tensor(column, device=device) for column in zip(*cells, strict=True))
+    drafted = draft_ids[group]
+    # A token outside the vocabulary is never accepted: no row behind it counts.
+    before = torch.arange(drafted.shape[1], device=device) < ahead[:, None]
+    known = before & (drafted >= 0) & (drafted < logits.shape[1])
+    counts.penalise(logits, rows, slots, factors, torch.where(known, drafted, -1))
+
+
+def _firsts(widths: Sequence[int]) -> list[int]:
+    """First row of each group."""
+    found, row = [], 0
+    for width in widths:
+        found.append(row)
+        row += width
+    return found
