@@ -60,7 +60,10 @@ class Stream(threading.Thread):
     def run(self) -> None:
         body = {**LONG, "routed_dp_rank": self._rank}
         with httpx.stream("POST", self._server.url + "/v1/completions", json=body, timeout=20) as answer:
-            for line in answer.iter_lines():
+            if answer.status_code != 200:
+                # The rank was lost before the stream's first event: the error is the whole answer.
+                self.told += [answer.read().decode(), "[DONE]"]
+            for line in answer.iter_lines() if answer.status_code == 200 else ():
                 self.told += events(line)
                 self.begun.set()
         self.over_s = time.monotonic()
