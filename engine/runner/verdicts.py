@@ -1,0 +1,79 @@
+"""What the target's logits make of the verified rows: how many stay, what is emitted, who fails alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.runner.acceptance import Acceptance, Accepted
+from engine.runner.acceptance_layout import VerifyRows
+from engine.runner.answers import BAD_LOGITS, Outcome
+from engine.runner.columns import Int
+from engine.runner.edits import GrammarMask
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What n groups commit: as many rows as they emit tokens, and nothing where a group failed.
+
+    counts     int64 [n] on the device; committed the same on the host
+    last       int64 [n] on the device, each group's last token; any where its count is 0
+    """
+
+    counts: Tensor
+    committed: Int
+    last: Tensor
+
+
+def judge(
+    acceptance: Acceptance,
+    logits: Tensor,
+    rows: VerifyRows,
+    mask: GrammarMask | None,
+    groups: Sequence[int],
+    outcome: Outcome,
+) -> Verdict:
+    """Accepts and waits for it; what became of `groups`, the RunStep's numbers, is added to `outcome`.
+
+    logits  float32 [sum of verify_lens, V]
+    """
+    accepted, errors = _accept(acceptance, logits, rows, mask)
+    counts = torch.where(accepted.valid, accepted.counts, 0)
+    last = accepted.tokens.gather(1, (counts - 1).clamp_min(0)[:, None])[:, 0]
+    committed, *columns = torch.cat([counts[None], accepted.tokens.T]).cpu().numpy()
+    first_rows = (np.cumsum(rows.verify_lens) - rows.verify_lens).tolist()
+    tokens = np.stack(columns, 1).tolist()
+    for place, (group, count) in enumerate(zip(groups, committed.tolist(), strict=True)):
+        if count:
+            outcome.tokens[group], outcome.rows[group] = tokens[place][:count], first_rows[place]
+        else:
+            outcome.failed[group] = errors.get(place, BAD_LOGITS)
+    return Verdict(counts, committed, last)
+
+
+def _accept(
+    acceptance: Acceptance, logits: Tensor, rows: VerifyRows, mask: GrammarMask | None
+) -> tuple[Accepted, dict[int, str]]:
+    """All groups at once; where that raises, one by one, so that only the groups at fault fail."""
+    try:
+        return acceptance.accept(logits, rows, mask), {}
+    except Exception:
+        n, width = len(rows.slots), rows.draft_ids.shape[1] + 1
+        tokens = torch.zeros(n, width, dtype=torch.int64, device=logits.device)
+        counts = torch.zeros(n, dtype=torch.int64, device=logits.device)
+        valid = torch.zeros(n, dtype=torch.bool, device=logits.device)
+        errors: dict[int, str] = {}
+        if mask is not None:
+            logits = logits.clone()
+            mask(logits)
+        for place, part in enumerate(logits.split(rows.verify_lens.tolist())):
+            try:
+                one = acceptance.accept(part, rows.only(place))
+                tokens[place], counts[place], valid[place] = one.tokens[0], one.counts[0], one.valid[0]
+            except Exception as error:
+                errors[place] = f"sampling failed: {error}"
+        return Accepted(tokens, counts, valid), errors
