@@ -1,4 +1,4 @@
-"""The simulated device of a rank: reads and writes through page tables, takes its time, breaks when told to.
+"""The model of a simulated rank: reads and writes through page tables.
 
 Its tokens are those of chain.py, as far as the rank leads it to the right pages. Whatever doesn't fit
 together is a violation, not an error of the device: the machine under test must not be able to hide it.
@@ -9,15 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-import anyio
 import numpy as np
 
-from engine.actors.device import StepRunner, check_room
+from engine.actors.batches import RELAY
 from engine.config import PAGE_TOKENS
-from engine.errors import DeviceFailed
 from engine.messages import RunStep, SlotBind, StepDone
 from engine.sim.chain import FAILS, START, WINDOW, Rules, following, followings, sampled
-from engine.sim.clock import Agenda
+from engine.sim.drafting import Drafter, Layout
 
 POISON = -7
 """Token of a cell that was never written since its page changed hands."""
@@ -49,11 +47,15 @@ class Page:
 class PagedModel:
     """Runs steps in order.
 
-    wrong  is told what doesn't fit: id of the invariant, text
+    wrong    is told what doesn't fit: id of the invariant, text
+    drafter  None: it doesn't speculate
     """
 
-    def __init__(self, rules: Rules, wrong: Callable[[str, str], None]) -> None:
+    def __init__(
+        self, rules: Rules, wrong: Callable[[str, str], None], drafter: Drafter | None = None
+    ) -> None:
         self.rules = rules
+        self.drafter = drafter
         self.slots: dict[int, Slot] = {}
         self.full: dict[int, Page] = {}
         self.window: dict[int, Page] = {}
@@ -70,7 +72,7 @@ class PagedModel:
                 self._wrong("I5", f"slot {bind.slot} is bound again under generation {bind.generation}")
             self.slots[bind.slot] = Slot(bind)
         self._map(job)
-        return self._rows(job)
+        return self._round(job) if job.verify else self._rows(job)
 
     def _map(self, job: RunStep) -> None:
         """New page table entries; a page that changes hands loses its content."""
@@ -83,12 +85,18 @@ class PagedModel:
             self.full[full], self.window[window] = Page(owner), Page(owner)
             state.full[logical], state.window[logical] = full, window
 
-    def _rows(self, job: RunStep) -> StepDone:
+    def _columns(self, job: RunStep) -> list[tuple[int, int, int, int]]:
+        """(slot, generation, start, count) of each row group."""
         columns = (job.slots, job.generations, job.starts, job.counts)
         rows = list(zip(*[np.frombuffer(column, np.int32).tolist() for column in columns], strict=True))
+        fed = len(job.tokens) // 4
+        if len({row[0] for row in rows}) != len(rows) or fed != sum(row[3] for row in rows):
+            self._wrong("I12", f"step {job.epoch}: {fed} tokens for rows {rows}")
+        return rows
+
+    def _rows(self, job: RunStep) -> StepDone:
+        rows = self._columns(job)
         fed = np.frombuffer(job.tokens, np.int32).tolist()
-        if len({row[0] for row in rows}) != len(rows) or len(fed) != sum(row[3] for row in rows):
-            self._wrong("I12", f"step {job.epoch}: {len(fed)} tokens for rows {rows}")
         counts, tokens, failed = bytearray(), [], []
         at = 0
         for place, (slot, generation, start, count) in enumerate(rows):
@@ -109,13 +117,67 @@ class PagedModel:
             state.relay = max(token, 0)
         return StepDone(job.epoch, bytes(counts), np.array(tokens, np.int32).tobytes(), tuple(failed))
 
-    def _slot(self, epoch: int, slot: int, generation: int, start: int) -> Slot:
+    def _slot(self, epoch: int, slot: int, generation: int, start: int, most: int = 0) -> Slot:
+        """The slot of a row; `most` rows at most are verified: then `start` is an upper bound."""
         state = self.slots[slot]
         if state.bind.generation != generation:
             self._wrong("I5", f"step {epoch} reads slot {slot} under generation {generation}")
-        if state.length != start:
+        if state.length > start or (state.length < start and not most):
             self._wrong("I10", f"step {epoch}: slot {slot} starts at {start}, {state.length} are computed")
         return state
+
+    def _follows(self, state: Slot, tokens: list[int]) -> int:
+        """Computes these positions; returns the token that follows them, or FAILS."""
+        how = state.bind.sampling
+        return sampled(self._feed(state, tokens), how.seed, state.bind.child, self.rules)
+
+    def _round(self, job: RunStep) -> StepDone:
+        """A step that may verify drafts."""
+        assert self.drafter is not None
+        rows = self._columns(job)
+        fed = np.frombuffer(job.tokens, np.int32).tolist()
+        states = [self._slot(job.epoch, *row[:3], most) for row, most in zip(rows, job.verify, strict=True)]
+        caps = [
+            max(0, min(most, state.bind.ends_at - state.length - 1))
+            for state, most in zip(states, job.verify, strict=True)
+        ]
+        layout = self.drafter.layout(job, caps)
+        runs: list[list[int]] = []
+        for place, (state, row) in enumerate(zip(states, rows, strict=True)):
+            given, fed = fed[: row[3]], fed[row[3] :]
+            if not job.verify[place]:
+                token = self._follows(state, given)
+                runs.append([token] if job.samples[place] else [])
+            else:
+                runs.append(self._verified(state, given[0], layout.rows[place], layout.limits[place]))
+            state.relay = max(runs[-1][-1], 0) if runs[-1] else state.relay
+        return self._done(job, states, runs, layout)
+
+    def _verified(self, state: Slot, anchor: int, rows: int, limit: int) -> list[int]:
+        """Tokens of one request's round; its length grows by as many."""
+        assert self.drafter is not None
+        if anchor not in (RELAY, state.relay):
+            self._wrong("I13", f"slot {state.bind.slot} is fed {anchor} behind {state.relay}")
+        start = state.length
+        tokens = self.drafter.run(lambda token: self._follows(state, [token]), state.relay, rows, limit)
+        state.length = start + len(tokens)
+        return tokens
+
+    def _done(self, job: RunStep, states: list[Slot], runs: list[list[int]], layout: Layout) -> StepDone:
+        failed = [place for place, run in enumerate(runs) if run == [FAILS]]
+        self.failed_rows += len(failed)
+        tokens = [token for run in runs for token in run if token != FAILS]
+        return StepDone(
+            job.epoch,
+            bytes([0 if run == [FAILS] else len(run) for run in runs]),
+            np.array(tokens, np.int32).tobytes(),
+            tuple((place, "no token has a probability") for place in failed),
+            seconds=0.02,
+            verified=bytes(layout.rows),
+            survival=b"" if layout.survival is None else layout.survival.tobytes(),
+            lengths=np.array([state.length for state in states], np.int32).tobytes(),
+            phases=(0.0 if layout.survival is None else 0.002, 0.017, 0.001),
+        )
 
     def _feed(self, state: Slot, tokens: list[int]) -> int:
         """Computes these positions; returns the last one's number."""
@@ -179,70 +241,3 @@ class PagedModel:
             found += page.tokens[start - logical * PAGE_TOKENS : stop - logical * PAGE_TOKENS]
             start = stop
         return found
-
-
-class VirtualDevice:
-    """Carries jobs out in virtual time, two at most, one after the other.
-
-    step_s   seconds that the next step takes
-    load_s   seconds that loading takes
-    stall_s  seconds that the next step takes longer, once
-    breaks   the next step ends the device with an error
-    dead     its process is gone
-    """
-
-    def __init__(
-        self,
-        make: Callable[[], StepRunner],
-        deliver: Callable[[StepDone], None],
-        agenda: Agenda,
-        step_s: Callable[[], float],
-        load_s: float,
-    ) -> None:
-        self.stall_s = 0.0
-        self.breaks = False
-        self.dead = False
-        self.in_flight = 0
-        self._make = make
-        self._deliver = deliver
-        self._agenda = agenda
-        self._step_s = step_s
-        self._load_s = load_s
-        self._made = anyio.Event()
-        self._runner: StepRunner | None = None
-        self._free_at_s = 0.0
-        self._error: Exception | None = None
-        self._ended = anyio.Event()
-
-    def submit(self, job: RunStep) -> None:
-        """As Device.submit."""
-        check_room(job, self.in_flight)
-        self.in_flight += 1
-        self._free_at_s = max(self._free_at_s, self._agenda.now_s()) + self._step_s() + self.stall_s
-        self.stall_s = 0.0
-        self._agenda.at(self._free_at_s, lambda: self._finish(job))
-
-    async def runner(self) -> StepRunner:
-        """As Device.runner."""
-        await self._made.wait()
-        assert self._runner is not None
-        return self._runner
-
-    async def run(self, stop_within_s: float) -> None:
-        """As Device.run."""
-        await anyio.sleep(self._load_s)
-        self._runner = self._make()
-        self._made.set()
-        await self._ended.wait()
-        raise DeviceFailed(f"the device ended: {self._error!r}") from self._error
-
-    def _finish(self, job: RunStep) -> None:
-        assert self._runner is not None
-        if self._error is not None or self.dead:
-            return
-        if self.breaks:
-            self._error = DeviceFailed(f"an illegal address was encountered in step {job.epoch}")
-            self._ended.set()
-            return
-        self.in_flight -= 1
-        self._deliver(self._runner.execute(job))

@@ -16,12 +16,15 @@ from engine.actors.intake import RankSetup
 from engine.actors.process import Process
 from engine.actors.rank import Rank
 from engine.actors.schedule import Graphs
+from engine.actors.speculation import Speculation
 from engine.actors.timers import Timers
 from engine.config import Settings
 from engine.messages import StepDone
 from engine.rank_process import Told, live
 from engine.sim.chain import EOS, WINDOW, Rules
-from engine.sim.device import PagedModel, VirtualDevice
+from engine.sim.device import PagedModel
+from engine.sim.drafting import Drafter, costs
+from engine.sim.virtual import VirtualDevice
 from engine.sim.wires import Wire
 
 if TYPE_CHECKING:
@@ -133,7 +136,10 @@ class Parts:
     def load(self, settings: Settings, say: Callable[[str], None]) -> StepRunner:
         """The paged model."""
         bounds = self._world.plan.bounds
-        model = PagedModel(Rules(bounds.eos, bounds.failing), self._world.watch.wrong)
+        drafter = None
+        if bounds.drafts:
+            drafter = Drafter(bounds.drafts, bounds.verify_mode, bounds.draft_right, self._world.order.random)
+        model = PagedModel(Rules(bounds.eos, bounds.failing), self._world.watch.wrong, drafter)
         self._child.model = model
         return model
 
@@ -163,6 +169,9 @@ class Parts:
             eos_ids=(EOS,),
             watchdog_ms=bounds.watchdog_ms,
             graphs=Graphs(decode=bounds.graphs, prefill=bounds.graphs),
+            speculation=Speculation(bounds.drafts, bounds.verify_mode, costs(bounds.draft_ms))
+            if bounds.drafts
+            else None,
         )
         scheduler = Rank(setup)
         self._child.scheduler = scheduler

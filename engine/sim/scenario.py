@@ -44,6 +44,9 @@ class Bounds(Part, frozen=True):
     step_ms, load_ms         duration of a step, of loading a rank
     link_ms, exchange_ms     delay of a message between api and rank, between ranks
     probe_s    virtual seconds between two questions to the health routes; 0: none
+    drafts     drafted tokens of a round; 0: plain decoding     verify_mode   as in Settings
+    draft_ms   what the ranks believe that drafting costs a step of 10 ms
+    draft_right    chance of a draft to be the token that follows
     """
 
     ranks: int = 2
@@ -67,6 +70,10 @@ class Bounds(Part, frozen=True):
     link_ms: Range = (0, 2)
     exchange_ms: Range = (0, 1)
     probe_s: float = 0.0
+    drafts: int = 0
+    verify_mode: Literal["static", "cap-accept", "compact"] = "compact"
+    draft_ms: float = 2.0
+    draft_right: float = 0.7
 
 
 class Workload(Part, frozen=True):

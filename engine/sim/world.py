@@ -22,13 +22,15 @@ from engine.actors.core import Core
 from engine.actors.ingress import Ingress
 from engine.actors.mailbox import Mailbox
 from engine.actors.process import Process
+from engine.actors.speculation import CAP_ACCEPT
 from engine.launch import start_api
 from engine.messages import Signalled
+from engine.sim.agreement import SameSteps
 from engine.sim.clients import Answer, HttpClient, by_handle, fresh_answer
 from engine.sim.clock import Agenda
 from engine.sim.faults import point
 from engine.sim.launcher import SimulatedLauncher, SimulatedServer
-from engine.sim.monitors import EndInOrder, OneEnd, OwnInvariants, SameSteps, WholeGroups
+from engine.sim.monitors import EndInOrder, OneEnd, OwnInvariants, WholeGroups
 from engine.sim.prober import Probed, probe_often
 from engine.sim.ranks import SimulatedRank
 from engine.sim.scenario import Client, Fault, Range, Scenario, drawn
@@ -70,7 +72,7 @@ class World:
         self.leapt_s = 0.0
         self.signals = 0
         self.wall_offset_s = 1e9
-        self.steps = SameSteps(watch, plan.bounds.ranks)
+        self.steps = SameSteps(watch, plan.bounds.ranks, plan.bounds.verify_mode == CAP_ACCEPT)
         self.ends = OneEnd(watch)
         self.audits = OwnInvariants(watch)
         self.server = SimulatedServer()

@@ -10,6 +10,7 @@ from engine.actors.core import Run, Send, Stop
 from engine.actors.intake import RankSetup
 from engine.actors.rank import Rank
 from engine.actors.schedule import Graphs
+from engine.actors.speculation import Speculation
 from engine.fsm.environment import Environment, From
 from engine.messages import (
     GOES_ON,
@@ -28,7 +29,7 @@ EOS, WORD = 1, 2
 FAILED = ("stalled", "lost")
 
 
-def rank(rank: int = 0, ranks: int = 1, **changes: int) -> Rank:
+def rank(rank: int = 0, ranks: int = 1, speculation: Speculation | None = None, **changes: int) -> Rank:
     """A rank with two slots, one place in the queue and graphs for a few sizes."""
     values = {
         "slots": 2,
@@ -42,7 +43,9 @@ def rank(rank: int = 0, ranks: int = 1, **changes: int) -> Rank:
         **changes,
     }
     graphs = Graphs(decode=(1, 2), prefill=(1, 4))
-    return Rank(RankSetup(rank=rank, ranks=ranks, eos_ids=(EOS,), graphs=graphs, **values))
+    return Rank(
+        RankSetup(rank=rank, ranks=ranks, eos_ids=(EOS,), graphs=graphs, speculation=speculation, **values)
+    )
 
 
 def submit(
