@@ -4,24 +4,19 @@ and noise tokens gives the logits of gamma tokens, which a Markov head then ties
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import torch
 from torch import Tensor
 
 from engine.errors import ConfigError
-from engine.model.attention import LayerStep
 from engine.model.config import ModelConfig
 from engine.model.draft import Choose, Drafted, DraftRows, InjectRows, greedy, nothing
+from engine.model.draft_layers import DraftLayers
 from engine.model.draft_layout import draft_geometry
 from engine.model.draft_ring import RING, BlockPlan, DraftState, window_keys
 from engine.model.draft_weights import DSparkWeights
 from engine.model.markov import Confidence, MarkovHead
-from engine.model.model import DeepseekV4, Layer
-from engine.model.parallel import LocalExperts
-from engine.model.rope import plain_frequencies, turns
-from engine.model.step import StepRows, Turns
+from engine.model.model import DeepseekV4
 
 
 class DSparkDrafter:
@@ -43,19 +38,17 @@ class DSparkDrafter:
         self.block = block or dspark.block_size
         self.taps, self.noise = dspark.target_layer_ids, dspark.noise_token_id
         self.injection, self.head = weights.injection, weights.head
-        self.layers = [Layer(self.config, stage, self.ops, LocalExperts()) for stage in weights.stages]
+        self.layers = DraftLayers(self.config, weights.stages, model)
         self.markov = MarkovHead(self.ops, weights.markov)
         table = [*dspark.sts_temperatures, *[1.0] * self.block][: self.block]
         temperatures = torch.tensor(table, device=model.device)
         self.confidence = (
             None if weights.confidence is None else Confidence(self.ops, weights.confidence, temperatures)
         )
-        self.frequencies = plain_frequencies(config).to(model.device)
-        self.single_rows = self.ops.row_tile > 1
 
     def new_state(self, slots: int) -> DraftState:
         """As Drafter.new_state."""
-        shape = (len(self.layers), slots * (RING + self.block), self.config.head_dim)
+        shape = (len(self.layers.layers), slots * (RING + self.block), self.config.head_dim)
         return DraftState(torch.zeros(shape, dtype=self.model.dtype, device=self.model.device), self.block)
 
     @torch.inference_mode()
@@ -70,7 +63,7 @@ class DSparkDrafter:
         wide = self.config.head_dim
         latent = ops.rms_norm(ops.linear(main_x, own.wkv).float().view(-1, wide), None, eps)
         latent = (latent.view(count, -1, wide) * own.kv_norm).to(state.pool.dtype)
-        ops.rotate(latent, turns(rows.positions, self.frequencies))
+        ops.rotate(latent, self.layers.turns(rows.positions))
         into = state.ring_rows(rows.slots, rows.positions)
         state.pool.index_copy_(1, into, self.model.rounding.latent(latent).transpose(0, 1))
 
@@ -83,8 +76,8 @@ class DSparkDrafter:
             return nothing(self.block, self.config.vocab_size, self.model.device, keep_logits=keep_logits)
         ids = rows.anchors.new_full((rows.slots.size, self.block), self.noise)
         ids[:, 0] = rows.anchors
-        plan = self._plan(state, rows).rows(self.model.device, single_rows=self.single_rows)
-        streams = self._stages(state, ids.flatten(), plan)
+        ids = ids.flatten()
+        streams = self.layers.forward(state, self.model.streams(ids), ids, self._plan(state, rows))
         # Position by position from here on: [gamma, B, ...].
         hidden = self.ops.collapse(streams, self.head, self.config.hc_eps, self.config.rms_norm_eps)
         hidden = hidden.view(-1, self.block, hidden.shape[-1]).transpose(0, 1).contiguous()
@@ -99,28 +92,6 @@ class DSparkDrafter:
         keys = np.where(held, keys, own[:, :1])
         seen = np.concatenate([held, np.ones(own.shape, np.bool_)], axis=1)
         return BlockPlan(rows.lengths[:, None] + offsets, own, np.concatenate([keys, own], axis=1), seen)
-
-    def _stages(self, state: DraftState, ids: Tensor, rows: StepRows) -> Tensor:
-        """Streams [B * gamma, hc, H] after the last stage."""
-        plain = turns(rows.positions, self.frequencies)
-        back = plain.conj().resolve_conj()
-        step = LayerStep(
-            self.config,
-            self.ops,
-            self.model.rounding,
-            False,
-            0,
-            rows,
-            Turns(plain, back, plain, back, None, ()),
-            state.cache(0),
-            None,
-        )
-        streams = self.model.streams(ids)
-        for stage, layer in enumerate(self.layers):
-            streams = layer.attention(streams, replace(step, cache=state.cache(stage)))
-            dispatched = layer.dispatch(streams, ids, rows)
-            streams = layer.combine(dispatched, layer.experts(dispatched))
-        return streams
 
     def _choose(self, hidden: Tensor, anchors: Tensor, choose: Choose, *, keep_logits: bool) -> Drafted:
         """From hidden [gamma, B, H]: one token after the other, each biased by the one before it."""

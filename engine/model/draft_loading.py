@@ -14,6 +14,7 @@ from engine.model.draft_dspark import DSparkDrafter
 from engine.model.draft_weights import dspark_weights
 from engine.model.layout import sniff_layout
 from engine.model.model import DeepseekV4
+from engine.model.mtp import ClassicDrafter, classic_weights
 from engine.model.tensor_specs import Draft
 from engine.model.weights import Taker
 
@@ -52,7 +53,9 @@ def load_drafter(
             config, dspark_weights(config, taker, layout.stages, model.head.head), model, block
         )
     else:
-        raise CheckpointError("classic MTP")
+        if layout.stages != 1:
+            raise CheckpointError(f"mtp.* holds {layout.stages} classic modules; drafting takes 1")
+        drafter = ClassicDrafter(config, classic_weights(config, taker, model.head.head), model, block)
     if unused := sorted(stored.keys() - taker.taken):
         raise CheckpointError(f"{unused[0]} is of no use to the draft ({len(unused)} such tensors)")
     return drafter

@@ -10,19 +10,26 @@ from torch import Tensor
 from engine.model.checkpoint import ShardRule, whole
 from engine.model.config import ModelConfig
 from engine.model.layout import FLOAT_LAYOUT, expected_tensors
-from engine.model.tensor_specs import Role, TensorSpec
+from engine.model.tensor_specs import Layout, Role, TensorSpec
 
 
 def dummy_weights(
-    config: ModelConfig, dtype: torch.dtype, device: torch.device, seed: int = 0, rule: ShardRule = whole
+    config: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    seed: int = 0,
+    rule: ShardRule = whole,
+    layout: Layout = FLOAT_LAYOUT,
 ) -> dict[str, Tensor]:
-    """Backbone weights by DeepSeek's names, as the loader gives them to a rank of this rule.
+    """Weights by DeepSeek's names, as the loader gives them to a rank of this rule.
 
     Matrices have variance 1 / inputs, norms lie around 1, other parameters around 0. Each tensor depends on
     its name and the seed only. Hash tables are balanced, and no token has an expert twice.
+
+    layout  of floats; names the draft stages that are wanted beside the backbone
     """
     weights: dict[str, Tensor] = {}
-    for name, spec in expected_tensors(config, FLOAT_LAYOUT).items():
+    for name, spec in expected_tensors(config, layout).items():
         shard = rule(name, spec)
         if shard is None:
             continue

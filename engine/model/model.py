@@ -157,7 +157,10 @@ class DeepseekV4:
         pending: Pending,
         taps: tuple[int, ...],
     ) -> Tensor:
-        """Streams [T, hc, H] after the last layer; fills `pending` and the step's own pool rows."""
+        """Streams [T, hc, H] after the last layer; fills `pending` and the step's own pool rows.
+
+        taps  layers whose mean over the streams is captured; number of layers + s: the last one's stream s
+        """
         streams, step_turns = self.streams(token_ids), self.turns(rows)
         raw = {C4: iter(pending.c4), C128: iter(pending.c128)}
         for number, (layer, cache) in enumerate(zip(self.layers, caches, strict=True)):
@@ -171,6 +174,9 @@ class DeepseekV4:
             streams = layer.combine(dispatched, layer.experts(dispatched))
             if number in taps:
                 torch.mean(streams, dim=1, out=pending.taps[taps.index(number)])
+        for place, tap in enumerate(taps):
+            if tap >= len(self.layers):
+                pending.taps[place].copy_(streams[:, tap - len(self.layers)])
         return streams
 
     def logits(self, streams: Tensor, rows: StepRows) -> Tensor:

@@ -1,0 +1,45 @@
+"""Decoder layers of a draft model: the backbone's layer with window attention alone, on a DraftState."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from engine.model.attention import LayerStep
+from engine.model.config import ModelConfig
+from engine.model.draft_ring import BlockPlan, DraftState
+from engine.model.model import DeepseekV4, Layer
+from engine.model.parallel import LocalExperts
+from engine.model.rope import plain_frequencies, turns
+from engine.model.step import Turns
+from engine.model.weights import LayerWeights
+
+
+class DraftLayers:
+    """Layers whose experts are all here, on a target's operations.
+
+    config  the draft's geometry
+    """
+
+    def __init__(self, config: ModelConfig, weights: tuple[LayerWeights, ...], model: DeepseekV4) -> None:
+        self.config, self.model, self.ops = config, model, model.ops
+        self.layers = [Layer(config, own, self.ops, LocalExperts()) for own in weights]
+        self.frequencies = plain_frequencies(config).to(model.device)
+
+    def turns(self, positions: Tensor) -> Tensor:
+        """Rotations [n, 1, rope_dim / 2] at positions [n]."""
+        return turns(positions, self.frequencies)
+
+    def forward(self, state: DraftState, streams: Tensor, ids: Tensor, plan: BlockPlan) -> Tensor:
+        """Streams [T, hc, H] through every layer; ids [T] are the rows' tokens. Writes the plan's rows."""
+        rows = plan.rows(self.model.device, single_rows=self.ops.row_tile > 1)
+        plain = self.turns(rows.positions)
+        back = plain.conj().resolve_conj()
+        both = Turns(plain, back, plain, back, None, ())
+        for stage, layer in enumerate(self.layers):
+            step = LayerStep(
+                self.config, self.ops, self.model.rounding, False, 0, rows, both, state.cache(stage), None
+            )
+            streams = layer.attention(streams, step)
+            dispatched = layer.dispatch(streams, ids, rows)
+            streams = layer.combine(dispatched, layer.experts(dispatched))
+        return streams
