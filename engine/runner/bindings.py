@@ -22,7 +22,6 @@ class Bindings:
 
     prompts  of slots whose prompt tokens are scored
     broken   why a slot's request can't be sampled
-    ends     int64 [slots], tokens of a slot's request at its longest; 0: not told
     """
 
     def __init__(self, slots: int, vocab_size: int, eos_ids: Sequence[int], device: torch.device) -> None:
@@ -30,14 +29,12 @@ class Bindings:
         self.counts = TokenCounts(slots, vocab_size, device)
         self.prompts: dict[int, Int32] = {}
         self.broken: dict[int, str] = {}
-        self.ends = np.zeros(slots, np.int64)
 
     def bind(self, state: KVState, bind: SlotBind) -> None:
         """Bind a slot; parameters that can't be bound break this request alone."""
         state.bind(bind.slot, bind.generation)
         self.prompts.pop(bind.slot, None)
         self.broken.pop(bind.slot, None)
-        self.ends[bind.slot] = bind.ends_at
         try:
             self.parameters.bind(bind)
             if self.parameters.of(bind.slot).penalised:

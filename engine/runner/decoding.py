@@ -10,10 +10,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from engine.actors.round import Round
 from engine.errors import PageAccounting, ShapeMismatch
 from engine.memory.pools import KVState
 from engine.messages import RunStep
-from engine.runner.bindings import Bindings
 from engine.runner.columns import Int, Upload
 from engine.runner.plan import Plan, check_generations
 from engine.runner.speculative import Drafts
@@ -22,11 +22,15 @@ from engine.runner.taps import ragged
 
 @dataclass(frozen=True, slots=True)
 class StepColumns:
-    """A RunStep's columns, int64 [B], tokens int64 [T]; decodes bool [B]."""
+    """A RunStep's columns, int64 [B], tokens int64 [T]; decodes bool [B].
+
+    chunks  counts of chunks, 0 for groups that decode
+    """
 
     slots: Int
     starts: Int
     counts: Int
+    chunks: Int
     samples: npt.NDArray[np.uint8]
     verify: Int
     tokens: Int
@@ -70,7 +74,8 @@ def read_columns(job: RunStep, state: KVState) -> StepColumns:
         np.frombuffer(column, np.int32).astype(np.int64)
         for column in (job.slots, job.starts, job.counts, job.tokens)
     )
-    samples, verify = np.frombuffer(job.samples, np.uint8), np.frombuffer(job.verify, np.uint8)
+    samples = np.frombuffer(job.samples, np.uint8)
+    verify = np.frombuffer(job.verify or bytes(slots.size), np.uint8).astype(np.int64)
     decodes = verify > 0
     sizes = {slots.size, starts.size, counts.size, samples.size, verify.size}
     if len(sizes) != 1 or counts.sum() != tokens.size or (counts[decodes] != 1).any():
@@ -79,29 +84,23 @@ def read_columns(job: RunStep, state: KVState) -> StepColumns:
             f"counts {counts.tolist()} and verify {verify.tolist()}"
         )
     check_generations(state, np.frombuffer(job.slots, np.int32), np.frombuffer(job.generations, np.int32))
-    return StepColumns(slots, starts, counts, samples, verify.astype(np.int64), tokens, decodes)
+    return StepColumns(slots, starts, counts, np.where(decodes, 0, counts), samples, verify, tokens, decodes)
 
 
-def decoding_groups(columns: StepColumns, lengths: Int, bindings: Bindings, state: KVState) -> Decoding:
-    """The groups that verify at least their anchor.
+def decoding_groups(columns: StepColumns, round_: Round, state: KVState) -> Decoding:
+    """The groups that verify at least their anchor, of a step that the round has begun.
 
-    lengths  int64 [slots], committed on the device
-    raises   PageAccounting where a slot is longer than the step's upper bound
+    raises  PageAccounting where a slot is longer than the step's upper bound, or a chunk doesn't follow it
     """
-    broken = [columns.decodes[g] and int(slot) in bindings.broken for g, slot in enumerate(columns.slots)]
-    held = lengths[columns.slots]
-    above = columns.decodes & (held > columns.starts)
-    if above.any():
-        group = int(np.flatnonzero(above)[0])
+    held = round_.lengths[columns.slots]
+    wrong = np.where(columns.decodes, held > columns.starts, held != columns.starts)
+    if wrong.any():
+        group = int(np.flatnonzero(wrong)[0])
         raise PageAccounting(
-            f"slot {columns.slots[group]} has {held[group]} committed tokens, the step allows for "
+            f"slot {columns.slots[group]} has {held[group]} committed tokens, the step starts it at "
             f"{columns.starts[group]}"
         )
-    ends = bindings.ends[columns.slots]
-    # Each verified row emits at most one token, behind the anchor, which has been emitted already.
-    room = np.where(ends > 0, ends - held - 1, 1)
-    caps = np.minimum(columns.verify, room)
-    groups = np.flatnonzero(columns.decodes & (caps > 0) & ~np.asarray(broken, np.bool_))
+    groups = np.flatnonzero(round_.caps)
     slots = columns.slots[groups]
     given = columns.tokens[(np.cumsum(columns.counts) - columns.counts)[groups]]
     to = Upload(state.device)
@@ -109,7 +108,7 @@ def decoding_groups(columns: StepColumns, lengths: Int, bindings: Bindings, stat
     if (given >= 0).any():
         known = to.int64(given)
         anchors = torch.where(known < 0, anchors, known)
-    return Decoding(groups, slots, held[groups], caps[groups], anchors)
+    return Decoding(groups, slots, held[groups], round_.caps[groups], anchors)
 
 
 def laid_step(job: RunStep, columns: StepColumns, decoding: Decoding, rows: Int) -> tuple[RunStep, Int]:
@@ -117,7 +116,7 @@ def laid_step(job: RunStep, columns: StepColumns, decoding: Decoding, rows: Int)
 
     Drafted rows have token 0 until `write_drafts`.
     """
-    counts = np.where(columns.decodes, 0, columns.counts)
+    counts = columns.chunks.copy()
     counts[decoding.groups] = rows
     starts = columns.starts.copy()
     starts[decoding.groups] = decoding.lengths
@@ -148,20 +147,20 @@ def write_drafts(plan: Plan, first_rows: Int, laid: Laid, to: Upload) -> None:
     plan.token_ids.index_copy_(0, where[0], laid.drafts.ids.flatten().index_select(0, where[1]))
 
 
-def verified_column(groups: int, decoding: Decoding, laid: Laid) -> bytes:
-    """StepDone.verified."""
-    column = np.zeros(groups, np.uint8)
-    column[decoding.groups] = laid.lens
-    return column.tobytes()
-
-
-def survival_column(groups: int, decoding: Decoding, laid: Laid) -> bytes:
-    """StepDone.survival; 0 for groups that weren't drafted for."""
-    if laid.drafts is None:
-        return b""
-    column = np.zeros((groups, laid.drafts.survival.shape[1]), np.float32)
-    column[decoding.groups] = laid.drafts.survival.numpy()
-    return column.tobytes()
+def drafted_columns(columns: StepColumns, decoding: Decoding, laid: Laid, round_: Round) -> dict[str, bytes]:
+    """Columns of StepDone that steps with `verify` have; groups that drafted nothing have survival 0."""
+    groups = columns.slots.size
+    verified = np.zeros(groups, np.uint8)
+    verified[decoding.groups] = laid.lens
+    survival = np.zeros((0, 0), np.float32)
+    if laid.drafts is not None:
+        survival = np.zeros((groups, laid.drafts.survival.shape[1]), np.float32)
+        survival[decoding.groups] = laid.drafts.survival.numpy()
+    return {
+        "verified": verified.tobytes(),
+        "survival": survival.tobytes(),
+        "lengths": _int32(round_.lengths[columns.slots]),
+    }
 
 
 def _int32(column: npt.NDArray[np.integer]) -> bytes:

@@ -10,12 +10,14 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from engine.actors.round import Bind, Injected, Round
 from engine.memory.pools import KVState
+from engine.messages import SlotBind
 from engine.model.draft import Choose, Drafter, DraftRows, InjectRows
 from engine.runner.columns import Int, Upload
 from engine.runner.edits import GrammarMask
 from engine.runner.layout import verify_lens
-from engine.runner.taps import TapRing
+from engine.runner.taps import TAP_ROWS, TapRing
 
 VerifyMode = Literal["static", "cap-accept", "compact"]
 
@@ -51,7 +53,7 @@ class Drafts:
 
 
 class Speculation:
-    """Drafter, its KV, the tap ring and the way in which drafts are cut.
+    """Drafter, its KV, the tap ring, what was committed of each slot, and the way in which drafts are cut.
 
     mode   static verifies and accepts all that may be; cap-accept verifies all and accepts the scheduled
            prefix; compact verifies the scheduled prefix
@@ -63,6 +65,7 @@ class Speculation:
     ) -> None:
         self.drafter, self.mode, self.masks = drafter, mode, masks
         self.state = drafter.new_state(state.slots)
+        self.round = Round(state.slots)
         self.ring = TapRing(
             state.slots,
             len(drafter.taps),
@@ -79,21 +82,25 @@ class Speculation:
         """Tokens of a draft."""
         return self.drafter.block
 
-    def bind(self, slot: int) -> None:
+    def bind(self, bind: SlotBind) -> None:
         """A slot has a new request: nothing of the former one is ever looked at."""
-        self.ring.bind(slot)
+        self.round.receive(Bind(bind.slot, bind.generation, ends_at=bind.ends_at))
+        self.ring.bind(bind.slot, 0)
 
     def inject(self, slots: Int, anchors: Tensor) -> None:
         """Gives the draft the committed rows of `slots` [n] that it hasn't seen; anchors int64 [n]."""
-        waiting = self.ring.take(slots, anchors)
+        ends = self.round.lengths[slots]
+        begins = np.maximum(self.round.injected[slots], ends - TAP_ROWS)
+        waiting = self.ring.take(slots, begins, ends, anchors)
         if waiting is not None:
             where = self._to.int64(np.stack([waiting.slots, waiting.positions]))
             rows = InjectRows(where[0], where[1], waiting.next_tokens)
             self.drafter.inject(self.state, rows, waiting.taps)
+            self.round.receive(Injected(slots, begins, ends - begins))
 
     def draft(self, slots: Int, anchors: Tensor, choose: Choose, *, keep_logits: bool) -> Drafts:
         """Drafts for `slots` [n] whose waiting rows were injected; waits for the survival on the host."""
-        rows = DraftRows(slots, self.ring.lengths[slots], self.ring.valid_from[slots], anchors)
+        rows = DraftRows(slots, self.round.lengths[slots], self.ring.valid_from[slots], anchors)
         drafted = self.drafter.draft(self.state, rows, choose, keep_logits=keep_logits)
         outside = (drafted.ids < 0) | (drafted.ids >= self._vocab_size)
         survival = drafted.survival

@@ -16,8 +16,9 @@ from engine.model.model import DeepseekV4
 from engine.runner.answers import Answers, Outcome
 from engine.runner.batch import build_batch
 from engine.runner.bindings import Bindings
-from engine.runner.forward import commit_step, forward, input_ids, store_relay
+from engine.runner.forward import commit_step, forward, store_relay
 from engine.runner.plan import plan_batch
+from engine.runner.rounds import Rounds
 from engine.runner.speculative import Speculation
 
 
@@ -42,12 +43,7 @@ class StepRunner:
         self.parameters, self.counts = self.bindings.parameters, self.bindings.counts
         self.speculation = speculation
         self._answers = Answers(self.bindings, state.device)
-        self._taps = speculation.drafter.taps if speculation else ()
-        self._rounds = None
-        if speculation is not None:
-            from engine.runner.rounds import Rounds
-
-            self._rounds = Rounds(model, state, self._answers, speculation)
+        self._rounds = Rounds(model, state, self._answers, speculation) if speculation else None
 
     @torch.inference_mode()
     def execute(self, job: RunStep) -> StepDone:
@@ -60,19 +56,19 @@ class StepRunner:
         for bind in job.binds:
             self.bindings.bind(self.state, bind)
             if self.speculation is not None:
-                self.speculation.bind(bind.slot)
+                self.speculation.bind(bind)
         self.state.map_pages(np.frombuffer(job.pages, np.int32).reshape(-1, 4))
-        if not job.verify:
-            return self._plain(job, began)
-        if self._rounds is None:
+        if self._rounds is not None:
+            return self._rounds.execute(job, began)
+        if job.verify:
             raise ShapeMismatch(f"step {job.epoch} verifies drafts, but no draft was loaded")
-        return self._rounds.execute(job, began)
+        return self._plain(job, began)
 
     def _plain(self, job: RunStep, began: float) -> StepDone:
         """A step that samples one token of each group."""
         batch = build_batch(
             job, rank=self.model.groups.dp.rank, row_tile=self.model.row_tile,
-            idle_runs=self.model.needs_every_rank, every_logit=False, taps=self._taps, graph_key="",
+            idle_runs=self.model.needs_every_rank, every_logit=False, taps=(), graph_key="",
             tbo_boundary=-1, cp_segments=(),
         )  # fmt: skip
         wanted = self._answers.wanted(batch, np.frombuffer(job.samples, np.uint8))
@@ -81,9 +77,6 @@ class StepRunner:
         )
         out = forward(self.model, self.state, plan)
         commit_step(self.model, self.state, plan, out.pending)
-        if self.speculation is not None:
-            lens = batch.counts.astype(np.int64)
-            self.speculation.ring.keep(batch, out.pending.taps, input_ids(self.state, plan), lens)
         slots, names = batch.slots.tolist(), range(batch.slots.size)
         broken = self.bindings.broken
         outcome = Outcome(failed={g: broken[slot] for g, slot in enumerate(slots) if slot in broken})

@@ -35,13 +35,11 @@ class WaitingRows:
 
 
 class TapRing:
-    """The last committed rows of each slot, and what is known of them on the host; all columns int64 [slots].
+    """The last committed rows of each slot.
 
     rows        [K, slots * 128, H]; the row of position p of slot s is s * 128 + p % 128
     tokens      int64 [slots * 128] likewise; None where the draft doesn't read them
-    lengths     committed length of each slot
-    valid_from  first position that the ring has seen since the slot was bound
-    injected    positions before it were given to the draft, as far as they are in reach
+    valid_from  int64 [slots] on the host, first position that the ring has seen since the slot was bound
     """
 
     def __init__(
@@ -58,9 +56,7 @@ class TapRing:
         self.tokens: Tensor | None = None
         if keep_tokens:
             self.tokens = torch.zeros(slots * TAP_ROWS, dtype=torch.int64, device=device)
-        self.lengths = np.zeros(slots, np.int64)
         self.valid_from = np.zeros(slots, np.int64)
-        self.injected = np.zeros(slots, np.int64)
         self._to = Upload(device)
 
     @property
@@ -68,48 +64,40 @@ class TapRing:
         """Of the ring itself."""
         return self.rows.numel() * self.rows.element_size()
 
-    def bind(self, slot: int) -> None:
-        """Forgets what a slot's former request left."""
-        for column in (self.lengths, self.valid_from, self.injected):
-            column[slot] = 0
+    def bind(self, slot: int, length: int) -> None:
+        """Forgets what a slot's former request left; `length` tokens of the new one never come by."""
+        self.valid_from[slot] = length
 
-    def keep(self, batch: ForwardBatch, taps: Tensor, tokens: Tensor, lens: Int) -> None:
+    def keep(self, batch: ForwardBatch, taps: Tensor, tokens: Tensor | None, lens: Int) -> None:
         """Puts in what a forward commits of each row group; rows far behind the newest never land.
 
         taps    [K, T, H] as the forward captured them
-        tokens  int64 [T], what the rows were made of
+        tokens  int64 [T], what the rows were made of; None where no tokens are kept
         lens    int64 [B], committed rows of each group
         """
         slots, starts = batch.slots.astype(np.int64), batch.starts.astype(np.int64)
-        # Rows that don't follow those seen (restored ones came between) begin the context anew.
-        apart = self.lengths[slots] != starts
-        if apart.any():
-            self.valid_from[slots[apart]] = self.injected[slots[apart]] = starts[apart]
-        self.lengths[slots] = starts + lens
         if lens.size == batch.tokens.size and lens.all():
             places = self._to.int64(slots * TAP_ROWS + starts % TAP_ROWS)
-            self._put(places, taps[:, : lens.size], tokens[: lens.size])
+            self._put(places, taps[:, : lens.size], None if tokens is None else tokens[: lens.size])
             return
         group, row = ragged(np.minimum(lens, TAP_ROWS))
         row += (lens - np.minimum(lens, TAP_ROWS))[group]
         source = self._to.int64((np.cumsum(batch.counts, dtype=np.int64) - batch.counts)[group] + row)
         places = self._to.int64(slots[group] * TAP_ROWS + (starts[group] + row) % TAP_ROWS)
-        self._put(places, taps.index_select(1, source), tokens.index_select(0, source))
+        tokens = None if tokens is None else tokens.index_select(0, source)
+        self._put(places, taps.index_select(1, source), tokens)
 
-    def _put(self, places: Tensor, taps: Tensor, tokens: Tensor) -> None:
+    def _put(self, places: Tensor, taps: Tensor, tokens: Tensor | None) -> None:
         self.rows.index_copy_(1, places, taps)
-        if self.tokens is not None:
+        if self.tokens is not None and tokens is not None:
             self.tokens.index_copy_(0, places, tokens)
 
-    def take(self, slots: Int, anchors: Tensor) -> WaitingRows | None:
-        """Rows in the draft's reach that it hasn't seen, and marks them as seen; None where there are none.
+    def take(self, slots: Int, begins: Int, ends: Int, anchors: Tensor) -> WaitingRows | None:
+        """Rows of positions begins .. ends - 1 of each slot, at most its last 128; None where there are none.
 
         slots    int64 [n], distinct
-        anchors  int64 [n], the token behind each slot's last committed row
+        anchors  int64 [n] on the device, the token behind each slot's last row
         """
-        ends = self.lengths[slots]
-        begins = np.maximum(self.injected[slots], ends - TAP_ROWS)
-        self.injected[slots] = ends
         group, row = ragged(ends - begins)
         if not group.size:
             return None
