@@ -73,29 +73,36 @@ async def _run_link(process: Process, link: Link, peer: int, mailbox: Mailbox) -
     await mailbox.offer(PeerDown(peer, PeerDead.__name__, f"rank {peer} is gone: {cause}"))
 
 
-def join_by_exchange(rank: int, ranks: int, opened: Callable[[], Exchange]) -> Callable[[Process], None]:
+def join_by_exchange(
+    rank: int, ranks: int, opened: Callable[[], Exchange]
+) -> Callable[[Process], anyio.Event]:
     """An exchange for all peers.
 
     opened  makes it; it may take long and runs on a thread
+    returns what sets its event when the exchange is open, or has failed
     """
 
-    def join(process: Process) -> None:
+    def join(process: Process) -> anyio.Event:
         line = ExchangeRef(process.mailbox(f"rank{rank}"))
         for peer in range(ranks):
             if peer != rank:
                 process.reach(f"rank{peer}", line)
         process.spawn(line.run, opened, process.timers)
+        return line.ready
 
     return join
 
 
 class ExchangeRef:
-    """Stands for every peer: one publication reaches them all."""
+    """Stands for every peer: one publication reaches them all.
+
+    ready  set when it can, or never will
+    """
 
     def __init__(self, mailbox: Mailbox) -> None:
         self._mailbox = mailbox
         self._lines: PeerLines | None = None
-        self._ready = anyio.Event()
+        self.ready = anyio.Event()
         self._epoch = -1
 
     def tell(self, msg: Message) -> None:
@@ -110,7 +117,7 @@ class ExchangeRef:
 
     async def offer(self, msg: Message) -> None:
         """As `tell`, once the exchange is open."""
-        await self._ready.wait()
+        await self.ready.wait()
         self.tell(msg)
 
     async def run(self, opened: Callable[[], Exchange], timers: Any) -> None:
@@ -118,13 +125,13 @@ class ExchangeRef:
         try:
             exchange = await anyio.to_thread.run_sync(opened, abandon_on_cancel=True)
             self._lines = PeerLines(exchange, {STEP: lambda heard: self._mailbox.tell(Peer(*heard))}, timers)
-            self._ready.set()
+            self.ready.set()
             await self._lines.run()
         except EngineError as error:
             await self._mailbox.offer(_down(error))
         finally:
             self._lines = None
-            self._ready.set()
+            self.ready.set()
 
 
 def _down(error: EngineError) -> PeerDown:

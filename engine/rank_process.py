@@ -41,6 +41,10 @@ CLEAN, FAILED, ORPHANED = 0, 1, 3
 """Exit codes: the core stopped; something failed and was reported; the api process is gone."""
 
 
+Join = Callable[[Process], "anyio.Event | None"]
+"""Connects a rank's process to the others; the event is set when that is done, None: at once."""
+
+
 class Told(msgspec.Struct):
     """What a rank's process reads from its standard input.
 
@@ -108,7 +112,7 @@ async def _main(told: Told, sock: socket.socket, parts: Parts) -> int:
     return await live(told, stream, parts, wiring(), report_to_stderr, await _way_to_peers(told))
 
 
-async def _way_to_peers(told: Told) -> Callable[[Process], None]:
+async def _way_to_peers(told: Told) -> Join:
     """What connects this rank to the others, as the settings say."""
     settings = told.settings
     if settings.dp_size == 1:
@@ -139,7 +143,7 @@ async def live(
     parts: Parts,
     plan: Wiring,
     say: Callable[[str], None],
-    join: Callable[[Process], None],
+    join: Join,
 ) -> int:
     """The whole life of a rank's process; returns its exit code.
 
@@ -154,7 +158,7 @@ async def live(
         async with anyio.create_task_group() as tasks:
             process = Process("rank", plan, tasks, say)
             link = process.link(name, "api", stream)
-            join(process)
+            joined = join(process)
             await link.greet(GREET_S)
 
             async def until_the_api_is_gone() -> None:
@@ -165,7 +169,7 @@ async def live(
 
             process.mailbox(name)
             tasks.start_soon(until_the_api_is_gone)
-            await run_rank(told, process, link, parts)
+            await run_rank(told, process, link, parts, joined)
             tasks.cancel_scope.cancel()
     except* Exception as group:
         report(name, group, say)
@@ -175,9 +179,13 @@ async def live(
     return code
 
 
-async def run_rank(told: Told, process: Process, link: Link, parts: Parts) -> None:
+async def run_rank(
+    told: Told, process: Process, link: Link, parts: Parts, joined: anyio.Event | None = None
+) -> None:
     """Loads the rank, says that it is up, runs it until its core stops, and hands over its last words.
 
+    joined  is set when the way to the peers is open, or is known to be closed; None: there are no peers, or
+            the way is open from the start
     raises  an exception group: DeviceFailed, ActorFailed, with their causes
     """
     name = f"rank{told.rank}"
@@ -188,7 +196,7 @@ async def run_rank(told: Told, process: Process, link: Link, parts: Parts) -> No
     async with anyio.create_task_group() as tasks:
         device = parts.device(lambda: parts.load(settings, sayer(name)), mailbox.tell_first, process.timers)
         tasks.start_soon(device.run, JOIN_S)
-        runner = await _loaded(device, mailbox)
+        runner = await _loaded(device, mailbox, joined)
         if runner is None:
             tasks.cancel_scope.cancel()
             return
@@ -216,8 +224,10 @@ def _error_named(reason: str) -> EngineError:
     return found(text)
 
 
-async def _loaded(device: Device, mailbox: Mailbox) -> StepRunner | None:
-    """The runner, or None where the rank is told to stop while it loads.
+async def _loaded(device: Device, mailbox: Mailbox, joined: anyio.Event | None) -> StepRunner | None:
+    """The runner, when the way to the peers is open, too; None where the rank is told to stop before.
+
+    A request that came sooner would wait for the peers on the watchdog's time.
 
     Peers that were faster may have begun the first round: what they sent is kept for the core. They end
     without this rank when they hear of its end, since no step was ever agreed.
@@ -229,6 +239,8 @@ async def _loaded(device: Device, mailbox: Mailbox) -> StepRunner | None:
         async def wait() -> None:
             nonlocal runner
             runner = await device.runner()
+            if joined is not None:
+                await joined.wait()
             tasks.cancel_scope.cancel()
 
         tasks.start_soon(wait)

@@ -38,7 +38,7 @@ class Server:
 
     def wait_ready(self) -> int:
         """Waits until requests are taken; returns the rank's process id."""
-        deadline = time.monotonic() + 15
+        deadline = time.monotonic() + 60
         while time.monotonic() < deadline and self.process.poll() is None:
             try:
                 if httpx.get(self.url + "/ready").status_code == 200:
