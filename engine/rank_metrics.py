@@ -9,6 +9,9 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 from engine.config import PAGE_TOKENS
 from engine.messages import Snapshot
 
+BLOCK = 5
+"""Drafted tokens of a round for whose places there is a series from the start: the block of DSpark."""
+
 LABELS = ("model_name", "engine_type", "dp_rank", "tp_rank", "pp_rank", "moe_ep_rank")
 GAUGES = {
     "num_running_reqs": "requests that hold a slot",
@@ -26,6 +29,15 @@ GAUGES = {
     "page_size": "tokens of a page",
     "num_pages": "full pages",
     "context_len": "longest prompt plus output in tokens",
+    "spec_accept_length": "tokens that a request gains in a round with drafts, running mean",
+    "spec_accept_rate": "share of verified drafts that are accepted, running mean",
+    "spec_cap_length": "rows of a request that a round verifies, running mean",
+    "spec_num_draft_tokens": "drafted tokens of a round; 0 where nothing is drafted",
+    "spec_budget": "drafted rows that the last step might verify; -1: all",
+    "spec_steps_without_draft": "decode steps since one drafted last",
+    "spec_expected_tokens_per_second": "tokens a second that the scheduler expected of its steps",
+    "spec_plain_tokens_per_second": "tokens a second that it expected of the same steps without drafts",
+    "spec_gained_tokens_per_second": "tokens a second that the same steps brought",
 }
 COUNTERS = {
     "realtime_tokens_total": ("tokens computed", "mode", ("prefill_compute", "prefill_cache", "decode")),
@@ -42,6 +54,34 @@ COUNTERS = {
     "num_retracted_requests_total": ("requests that gave their pages back and waited again", "", ("",)),
     "num_retracted_input_tokens_total": ("prompt tokens of retracted requests", "", ("",)),
     "num_retracted_output_tokens_total": ("generated tokens of retracted requests", "", ("",)),
+    "spec_verify_calls_total": ("rounds of single requests that verified drafts", "", ("",)),
+    "spec_drafts_total": ("drafts of single requests", "", ("",)),
+    "spec_draft_tokens_total": ("drafted tokens", "", ("",)),
+    "spec_verified_tokens_total": ("drafted tokens that were verified", "", ("",)),
+    "spec_accepted_tokens_total": ("drafted tokens that were accepted", "", ("",)),
+    "spec_emitted_tokens_total": (
+        "tokens that rounds brought, those after a request's end included",
+        "",
+        ("",),
+    ),
+    "spec_cap_trimmed_total": ("drafted tokens for which a request had no page or no length left", "", ("",)),
+    "spec_steps_total": ("steps by what they drafted", "kind", ("none", "plain", "draft", "probe")),
+    "spec_rows_truncated_total": (
+        "rounds whose last tokens came after their request's end",
+        "reason",
+        ("stop", "max_tokens"),
+    ),
+    "spec_phase_seconds_total": ("seconds of rounds on the device", "phase", ("draft", "verify", "commit")),
+    "spec_accepted_tokens_per_pos_total": (
+        "accepted drafts by their place in the block",
+        "position",
+        tuple(str(place) for place in range(1, BLOCK + 1)),
+    ),
+    "spec_verify_length_total": (
+        "rounds by the rows that they verified",
+        "rows",
+        tuple(str(rows) for rows in range(1, BLOCK + 2)),
+    ),
 }
 """Counter -> (help, label name or "", its values)."""
 

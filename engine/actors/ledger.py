@@ -10,20 +10,26 @@ from collections.abc import Sequence
 import numpy as np
 
 from engine.actors.batches import Batch
+from engine.actors.holdings import Holdings
 from engine.actors.planning import Planner
 from engine.actors.requests import Requests
 from engine.actors.schedule import MODES, RATIO_ONE, Decision
+from engine.actors.spec_ledger import SpecLedger
 from engine.config import PAGE_TOKENS
 from engine.memory.pages import PagePool
-from engine.messages import StepDone, Submit
+from engine.messages import Snapshot, StepDone, Submit
 
 PATHS = ("decode_graph", "decode_none", "prefill_graph", "prefill_none")
 
 
 class Ledger:
-    """Totals since the start; every label combination exists from the start with 0."""
+    """Totals since the start; every label combination exists from the start with 0.
 
-    def __init__(self) -> None:
+    drafts  what drafts bring; None: the rank doesn't speculate
+    """
+
+    def __init__(self, drafts: SpecLedger | None = None) -> None:
+        self.drafts = drafts
         self.tokens = {"prefill_compute": 0, "decode": 0}
         self.passes = dict.fromkeys(PATHS, 0)
         self.seconds = dict.fromkeys(MODES[:-1], 0.0)
@@ -48,8 +54,10 @@ class Ledger:
 
     def note_done(self, batch: Batch, done: StepDone) -> None:
         """A step's results are on the host."""
-        self.tokens["decode"] += int(batch.samples.sum())
+        self.tokens["decode"] += len(done.token_ids) // 4
         self.seconds[batch.step.mode] += done.seconds
+        if self.drafts is not None and batch.drafting is not None:
+            self.drafts.note(batch, done)
 
     def note_tick(self, now_s: float) -> None:
         """Throughput between two ticks, in output tokens a second."""
@@ -57,9 +65,11 @@ class Ledger:
         if self._before is not None and now_s > self._before[0]:
             self._throughput = (output - self._before[1]) / (now_s - self._before[0])
         self._before = (now_s, output)
+        if self.drafts is not None:
+            self.drafts.note_tick(now_s)
 
-    def counters(self, requests: Requests, planner: Planner) -> dict[str, float]:
-        """All figures by name."""
+    def counters(self, requests: Requests, planner: Planner, cut: dict[str, int]) -> dict[str, float]:
+        """All figures by name. `cut`: as in SpecLedger."""
         full, window = requests.held.full, requests.held.window
         retracted = planner.retracted
         figures: dict[str, float] = {
@@ -87,7 +97,23 @@ class Ledger:
         )
         for name, label, values in labelled:
             figures.update((f'{name}{{{label}="{value}"}}', amount) for value, amount in values.items())
-        return figures
+        return figures if self.drafts is None else figures | self.drafts.figures(cut)
+
+
+def snapshot_of(rank: int, wall_s: float, state: str, counters: dict[str, float], held: Holdings) -> Snapshot:
+    """What a rank publishes of itself."""
+    return Snapshot(
+        rank=rank,
+        wall_s=wall_s,
+        state=state,
+        running=int(counters["num_running_reqs"]),
+        waiting=int(counters["num_queue_reqs"]),
+        full_pages_free=held.full.free,
+        full_pages_total=held.full.usable,
+        window_pages_free=held.window.free,
+        window_pages_total=held.window.usable,
+        counters=counters,
+    )
 
 
 def _usage(pool: PagePool) -> float:

@@ -10,12 +10,13 @@ from __future__ import annotations
 from engine.actors.batches import Batch, agreed, idle_batch
 from engine.actors.core import Core, Run, Send, Stop
 from engine.actors.intake import CLIENT_GONE, Intake, RankSetup
-from engine.actors.ledger import Ledger
+from engine.actors.ledger import Ledger, snapshot_of
 from engine.actors.planning import Planner
 from engine.actors.rank_checks import accounts_agree, flight_reads_only_what_is_held
 from engine.actors.requests import Requests
 from engine.actors.results import Results
 from engine.actors.schedule import STOPPING, Decision, Want, decide
+from engine.actors.spec_ledger import SpecLedger
 from engine.errors import NotServing
 from engine.memory.pages import PagePool
 from engine.messages import (
@@ -24,7 +25,6 @@ from engine.messages import (
     PeerDown,
     RankLoad,
     RequestFailed,
-    Snapshot,
     StepDone,
     SubmitBatch,
     Tick,
@@ -51,9 +51,10 @@ class Rank(Core):
         full, window = PagePool("full", setup.full_pages), PagePool("window", setup.window_pages)
         self.requests = Requests(setup.slots, setup.queued, full, window, self._tell)
         self.intake = Intake(setup, self.requests, self._tell)
-        self.planner = Planner(self.requests, setup.chunk_tokens, setup.graphs, setup.speculation)
+        speculation = setup.speculation
+        self.planner = Planner(self.requests, setup.chunk_tokens, setup.graphs, speculation)
         self._results = Results(self.requests, setup.rank, setup.eos_ids, setup.window_tokens)
-        self._ledger = Ledger()
+        self._ledger = Ledger(None if speculation is None else SpecLedger(speculation.block))
         self.next_epoch = 0
         self.heard: list[Want | None] = [None] * setup.ranks
         self.plan: Batch | None = None
@@ -205,24 +206,10 @@ class Rank(Core):
         """Ends requests that are over their time, then publishes a snapshot, idle or not."""
         self.intake.check_deadlines(msg.now_s)
         self._ledger.note_tick(msg.now_s)
-        self.emit(Send("api", self._snapshot(msg.wall_s)))
-        self._publish_load()
-
-    def _snapshot(self, wall_s: float) -> Snapshot:
+        counters = self._ledger.counters(self.requests, self.planner, self._results.cut)
         held = self.requests.held
-        counters = self._ledger.counters(self.requests, self.planner)
-        return Snapshot(
-            rank=self.setup.rank,
-            wall_s=wall_s,
-            state=self.state,
-            running=int(counters["num_running_reqs"]),
-            waiting=int(counters["num_queue_reqs"]),
-            full_pages_free=held.full.free,
-            full_pages_total=held.full.usable,
-            window_pages_free=held.window.free,
-            window_pages_total=held.window.usable,
-            counters=counters,
-        )
+        self.emit(Send("api", snapshot_of(self.setup.rank, msg.wall_s, self.state, counters, held)))
+        self._publish_load()
 
     def end(self, msg: None) -> None:
         """All ranks stop in this round."""

@@ -25,7 +25,7 @@ def rank(mode: str = "static", draft_s: float = -1.0, **changes: int) -> Rank:
 
 
 class Devices(RANKS.Devices):  # type: ignore[misc]
-    """Devices whose rounds end with one token a row, all drafts accepted, an end in their midst, or a failure.
+    """Devices whose rounds end with one token a row, all drafts accepted, an end amid them, or a failure.
 
     outcomes  token, all, eos, fail
     survival  of every draft
