@@ -73,6 +73,49 @@ def test_a_contradiction_is_refused_by_name(changes, word):
         ModelConfig.from_dict({**FLASH, **changes})
 
 
+def test_a_drafts_optional_fields_have_the_releases_defaults_and_are_read():
+    plain = ModelConfig.from_dict(FLASH).dspark
+    assert plain is not None
+    assert plain.markov_head_type == "vanilla"
+    assert (plain.has_confidence, plain.confidence_with_markov) == (True, True)
+    assert (plain.n_routed_experts, plain.num_experts_per_tok) == (0, 0)
+    assert plain.sts_temperatures == (1.0,) * 5
+    named = {
+        "dspark_markov_head_type": "rnn", "dspark_n_routed_experts": 128, "dspark_num_experts_per_tok": 3,
+        "enable_confidence_head": False, "confidence_head_with_markov": False,
+        "dspark_sts_temperatures": [1, 2.5, 0.5, 1.5, 3],
+    }  # fmt: skip
+    other = ModelConfig.from_dict({**FLASH, **named}).dspark
+    assert other is not None
+    assert other.markov_head_type == "rnn"
+    assert (other.has_confidence, other.confidence_with_markov) == (False, False)
+    assert (other.n_routed_experts, other.num_experts_per_tok) == (128, 3)
+    assert other.sts_temperatures == (1.0, 2.5, 0.5, 1.5, 3.0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"dspark_target_layer_ids": [40, 43]}, "layer 43 of a model of 43 layers"),
+        ({"dspark_target_layer_ids": [40, -1]}, "layer -1 of a model of 43 layers"),
+        ({"dspark_target_layer_ids": [40, 41, 40]}, "names a layer twice"),
+        ({"dspark_target_layer_ids": []}, r"\[\], not a list of layers"),
+        ({"dspark_noise_token_id": 129280}, "129280 is past 129280 embeddings"),
+        ({"dspark_noise_token_id": -1}, "-1 is past 129280"),
+        ({"dspark_block_size": 0}, "dspark_block_size is 0"),
+        ({"dspark_markov_rank": 0}, "dspark_markov_rank is 0"),
+        ({"dspark_markov_rank": "256"}, "dspark_markov_rank is '256'"),
+        ({"dspark_markov_head_type": "crf"}, "'crf'; .*vanilla"),
+        ({"dspark_sts_temperatures": [1.0] * 7}, "7 temperatures for dspark_block_size 5"),
+        ({"dspark_sts_temperatures": [1.0, 1.0, 0.0, 1.0, 1.0]}, "not a list of positive numbers"),
+        ({"enable_confidence_head": 1}, "enable_confidence_head is 1"),
+    ],
+)
+def test_a_draft_that_doesnt_fit_its_target_is_refused_with_both_values(changes, message):
+    with pytest.raises(ConfigError, match=message):
+        ModelConfig.from_dict({**FLASH, **changes})
+
+
 def test_an_unreadable_file_is_a_config_error(tmp_path):
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(ConfigError, match=r"config\.json"):
