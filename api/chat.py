@@ -77,6 +77,7 @@ def plan_of(body: ChatBody, served: Served, rid: str, created: int) -> ChatPlan:
         logprobs=bool(body.logprobs),
         with_usage=with_usage,
         continuous=continuous,
+        with_drafts=bool(body.return_speculation_stats),
     )
 
 

@@ -30,6 +30,7 @@ class ChatPlan:
     logprobs: bool
     with_usage: bool
     continuous: bool
+    with_drafts: bool = False
 
 
 class ChatChoice:
@@ -72,7 +73,7 @@ class ChatAnswer:
         self._plan = plan
         self._served = served
         self._choices = [ChatChoice(plan, served) for _ in range(plan.count)]
-        self._usage = Usage(prompt_tokens)
+        self._usage = Usage(prompt_tokens, plan.with_drafts)
         head = self._head("chat.completion.chunk")
         self._framing = Framing(head, self._usage, plan.with_usage, plan.continuous)
 
@@ -121,7 +122,7 @@ class ChatAnswer:
         }
 
     def _read(self, place: int, delta: Delta) -> Reply:
-        self._usage.completion += len(delta.token_ids)
+        self._usage.note(delta)
         choice = self._choices[place]
         if self._plan.logprobs:
             choice.logprobs += chat_logprobs(shown_logprobs(delta), self._served.tokenizer)

@@ -74,6 +74,7 @@ def plan_of(
         logprobs=body.logprobs is not None,
         with_usage=with_usage,
         continuous=continuous,
+        with_drafts=bool(body.return_speculation_stats),
     )
 
 

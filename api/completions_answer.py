@@ -29,6 +29,7 @@ class CompletionPlan:
     logprobs: bool
     with_usage: bool
     continuous: bool
+    with_drafts: bool = False
 
 
 class Columns:
@@ -107,7 +108,7 @@ class CompletionAnswer:
         self._served = served
         self._choices = [CompletionChoice(prompt, plan, served) for prompt in plan.prompts]
         self._texts = [""] * len(plan.prompts)
-        self._usage = Usage(plan.prompt_tokens)
+        self._usage = Usage(plan.prompt_tokens, plan.with_drafts)
         self._framing = Framing(self._head(), self._usage, plan.with_usage, plan.continuous)
 
     def opening(self) -> Sequence[bytes]:
@@ -140,7 +141,7 @@ class CompletionAnswer:
         return {**self._head(), "choices": choices, "usage": self._usage.as_json()}
 
     def _read(self, place: int, delta: Delta) -> str:
-        self._usage.completion += len(delta.token_ids)
+        self._usage.note(delta)
         return self._choices[place].read(delta)
 
     def _choice(self, place: int, text: str, columns: dict[str, Any] | None) -> dict[str, Any]:

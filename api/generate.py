@@ -58,6 +58,7 @@ async def generate(service: Service, exchange: Exchange) -> None:
         top=bool(body.return_logprob and body.top_logprobs_num),
         prompt_from=_prompt_from(body, prompts),
         texts=bool(body.return_text_in_logprobs),
+        drafts=bool(body.return_speculation_stats),
         received_s=received_s,
         wall_s=service.wall_s,
     )

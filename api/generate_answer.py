@@ -32,6 +32,7 @@ class GeneratePlan:
     top          the best tokens are listed beside the chosen ones
     prompt_from  first prompt position with a log probability; -1 for none
     texts        log probabilities carry their token's text
+    drafts       what became of drafted tokens is said
     """
 
     items: tuple[Item, ...]
@@ -40,6 +41,7 @@ class GeneratePlan:
     top: bool
     prompt_from: int
     texts: bool
+    drafts: bool
     received_s: float
     wall_s: Callable[[], float]
 
@@ -53,6 +55,7 @@ class Progress:
         self.logprobs: list[TokenLogprob] = []
         self.prompt: dict[int, PromptLogprob] = {}
         self.finish: dict[str, Any] | None = None
+        self.drafts = (0, 0, 0)
 
     def read(self, delta: Delta) -> None:
         """Adds a chunk."""
@@ -61,6 +64,7 @@ class Progress:
         self.logprobs += delta.logprobs
         for entry in delta.prompt_logprobs:
             self.prompt[entry.position] = entry
+        self.drafts = delta.drafts
         if delta.finish == LENGTH:
             self.finish = {"type": "length", "length": len(self.ids)}
         elif delta.finish != GOES_ON:
@@ -112,6 +116,9 @@ class GenerateAnswer:
             "e2e_latency": self._plan.wall_s() - self._plan.received_s,
             "dp_rank": self._ranks[place],
         }
+        if self._plan.drafts:
+            names = ("spec_verify_ct", "spec_draft_token_num", "spec_accept_token_num")
+            meta |= zip(names, progress.drafts, strict=True)
         if self._plan.logprobs:
             meta |= self._logprobs(progress, item)
         return {"text": progress.text, "output_ids": progress.ids, "meta_info": meta}

@@ -45,8 +45,18 @@ def load_served(settings: Settings, created: int) -> Served:
         encoding=load_encoding(path),
         bounds=bounds_of(settings, config.vocab_size, config.max_position_embeddings),
         created=created,
-        modes=frozenset({"overlap", "deterministic"} if settings.deterministic else {"overlap"}),
+        modes=_modes(settings),
     )
+
+
+def _modes(settings: Settings) -> frozenset[str]:
+    """Modes of the features table that these settings mean."""
+    modes = {"overlap"}
+    if settings.deterministic:
+        modes.add("deterministic")
+    if settings.speculative_algorithm:
+        modes.add("speculation")
+    return frozenset(modes)
 
 
 def bounds_of(settings: Settings, vocab_size: int, positions: int) -> Bounds:

@@ -12,22 +12,40 @@ from engine.model.tokenizer import Tokenizer
 
 
 class Usage:
-    """Tokens of one HTTP request: each prompt once, all completions."""
+    """Tokens of one HTTP request: each prompt once, all completions.
 
-    __slots__ = ("completion", "prompt")
+    with_drafts  the object says what became of drafted tokens
+    """
 
-    def __init__(self, prompt: int) -> None:
+    __slots__ = ("accepted", "completion", "prompt", "verified", "with_drafts")
+
+    def __init__(self, prompt: int, with_drafts: bool = False) -> None:
         self.prompt = prompt
         self.completion = 0
+        self.with_drafts = with_drafts
+        self.verified = self.accepted = 0
+
+    def note(self, delta: Delta) -> None:
+        """Adds a chunk."""
+        self.completion += len(delta.token_ids)
+        _, verified, accepted = delta.drafts
+        self.verified += verified
+        self.accepted += accepted
 
     def as_json(self) -> dict[str, Any]:
         """The OpenAI object. Nothing is reused from a cache, which `cached_tokens` says."""
-        return {
+        usage = {
             "prompt_tokens": self.prompt,
             "completion_tokens": self.completion,
             "total_tokens": self.prompt + self.completion,
             "prompt_tokens_details": {"cached_tokens": 0},
         }
+        if self.with_drafts:
+            usage["completion_tokens_details"] = {
+                "accepted_prediction_tokens": self.accepted,
+                "rejected_prediction_tokens": self.verified - self.accepted,
+            }
+        return usage
 
 
 class Framing:

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from engine.errors import UnsupportedFeature
 
-MODES = frozenset({"overlap", "deterministic"})
-"""Modes that change how steps are run: one step running and one prepared; row invariance."""
+MODES = frozenset({"overlap", "deterministic", "speculation"})
+"""Modes that change how steps are run: one step running and one prepared; row invariance; drafts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +60,7 @@ FEATURES: dict[str, Feature] = {
         Feature("stream"),
         Feature("tools"),
         Feature("thinking"),
+        Feature("return_speculation_stats"),
         _never(
             "response_format", "structured output is not enforced by this server; only type text is accepted"
         ),

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from engine.actors.capacity import CostTable
 from engine.cache_sizes import CacheSizes, cache_sizes, free_host_bytes
 from engine.config import Settings
 from engine.errors import ConfigError
@@ -40,12 +41,16 @@ class Loaded:
     """A rank that can run steps, and what its scheduler must know of it.
 
     eos_ids  tokens that end a request unless it ignores them
+    block    drafted tokens of a round; 0: no draft was loaded
+    costs    of its steps, for the budget of drafts; None: not measured
     """
 
     runner: StepRunner
     config: ModelConfig
     sizes: CacheSizes
     eos_ids: tuple[int, ...]
+    block: int = 0
+    costs: CostTable | None = None
 
     def execute(self, job: RunStep) -> StepDone:
         """Runs one step; on the device thread only."""

@@ -259,6 +259,9 @@ class StepOut(Message, frozen=True):
     """Rank -> detokenizer, once a step. Ragged columns over B requests.
 
     request_ids int64[B]   counts uint8[B]   token_ids int32[sum counts]   finish uint8[B] (finish codes)
+
+    verified, accepted     uint8[B] drafted tokens of each request that the step verified, and of those the ones
+                           that were accepted; empty where the rank doesn't speculate
     """
 
     epoch: int
@@ -268,6 +271,8 @@ class StepOut(Message, frozen=True):
     token_ids: bytes
     finish: bytes
     logprobs: LogprobColumns | None = None
+    verified: bytes = b""
+    accepted: bytes = b""
 
 
 class RequestFailed(Message, frozen=True):
@@ -348,6 +353,7 @@ class Delta(Message, frozen=True):
     finish           finish code; GOES_ON in all but the last
     matched          stop string or stop token that ended the request
     status, message  HTTP status and cause where finish is ABORTED or FAILED
+    drafts           in the last one: rounds that verified drafts, drafted tokens verified, and accepted
     """
 
     request_id: int
@@ -360,6 +366,7 @@ class Delta(Message, frozen=True):
     matched: str | int | None = None
     status: int = 200
     message: str = ""
+    drafts: tuple[int, int, int] = (0, 0, 0)
 
 
 class Deltas(Message, frozen=True):

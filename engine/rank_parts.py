@@ -7,14 +7,30 @@ import gc
 import time
 from collections.abc import Callable
 
+from engine.actors.capacity import CostTable
 from engine.actors.core import Core
 from engine.actors.device import Device, DeviceThread, StepRunner
 from engine.actors.intake import RankSetup
 from engine.actors.rank import Rank
+from engine.actors.speculation import Speculation
 from engine.actors.timers import Timers
 from engine.config import Settings
 from engine.errors import ConfigError
 from engine.messages import StepDone
+
+
+def speculation_of(settings: Settings, block: int, costs: CostTable | None) -> Speculation | None:
+    """How the rank speculates with what was loaded; None where it doesn't.
+
+    block   drafted tokens of a round; 0: no draft was loaded
+    costs   of its steps
+    raises  ConfigError where the settings ask for drafts that nobody makes
+    """
+    if not settings.speculative_algorithm:
+        return None
+    if not block:
+        raise ConfigError(f"--speculative {settings.speculative_algorithm}, but no draft was loaded")
+    return Speculation(block, settings.speculative_verify_mode, costs)
 
 
 class ModelParts:
@@ -81,5 +97,6 @@ class ModelParts:
             window_pages=sizes.window_pages,
             eos_ids=runner.eos_ids,
             watchdog_ms=int(settings.watchdog_s * 1000),
+            speculation=speculation_of(settings, runner.block, runner.costs),
         )
         return Rank(setup)

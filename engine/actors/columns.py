@@ -12,13 +12,18 @@ from engine.messages import LogprobColumns, PromptLogprob, StepOut, TokenLogprob
 
 
 class Row(NamedTuple):
-    """What one request gained in a step. `logprobs` is empty, or has one entry a token."""
+    """What one request gained in a step. `logprobs` is empty, or has one entry a token.
+
+    verified, accepted  drafted tokens
+    """
 
     request_id: int
     token_ids: tuple[int, ...]
     finish: int
     logprobs: tuple[TokenLogprob, ...]
     prompt_logprobs: tuple[PromptLogprob, ...]
+    verified: int = 0
+    accepted: int = 0
 
 
 def rows_of(step: StepOut) -> Iterator[Row]:
@@ -29,8 +34,10 @@ def rows_of(step: StepOut) -> Iterator[Row]:
     columns = step.logprobs
     logprobs = () if columns is None else _token_logprobs(columns, tokens)
     prompts = {} if columns is None else _prompt_logprobs(columns)
+    none = bytes(len(ids))
+    drafts = zip(step.verified or none, step.accepted or none, strict=True)
     start = 0
-    for number, (request_id, count) in enumerate(zip(ids, counts, strict=True)):
+    for number, (request_id, count, draft) in enumerate(zip(ids, counts, drafts, strict=True)):
         end = start + count
         yield Row(
             request_id,
@@ -38,6 +45,7 @@ def rows_of(step: StepOut) -> Iterator[Row]:
             step.finish[number],
             logprobs[start:end],
             tuple(prompts.get(number, ())),
+            *draft,
         )
         start = end
 

@@ -93,6 +93,8 @@ class Detok(Core):
 
     def _gain(self, watched: Watched, row: Row) -> Delta | None:
         """What the client gets now for the row's tokens; None where nothing, or where it has to wait."""
+        if row.verified:
+            watched.note_drafts(row.verified, row.accepted)
         text, used, matched = watched.advance(self.table, row.token_ids, row.finish)
         finish: int = row.finish
         cause: str | int | None = matched
@@ -110,6 +112,7 @@ class Detok(Core):
             prompt_logprobs=row.prompt_logprobs,
             finish=finish,
             matched=cause,
+            drafts=watched.drafts if finish != GOES_ON else (0, 0, 0),
         )
         if finish != GOES_ON:
             return self._last(watched, chunk)
@@ -130,7 +133,14 @@ class Detok(Core):
         """A last chunk that says why."""
         return self._last(
             watched,
-            Delta(watched.request_id, watched.sink, finish=reason, status=status, message=message),
+            Delta(
+                watched.request_id,
+                watched.sink,
+                finish=reason,
+                status=status,
+                message=message,
+                drafts=watched.drafts,
+            ),
         )
 
     def _last(self, watched: Watched, chunk: Delta) -> Delta:

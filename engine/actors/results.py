@@ -138,6 +138,7 @@ class Results:
         told[echoes] = True
         if not told.any():
             return None
+        verified, accepted = (b"", b"") if not done.verified else _drafts(batch, done, told)
         return StepOut(
             epoch=done.epoch,
             rank=self.rank,
@@ -146,7 +147,19 @@ class Results:
             token_ids=tokens[kept.tokens].tobytes(),
             finish=finish[told].tobytes(),
             logprobs=logprobs,
+            verified=verified,
+            accepted=accepted,
         )
+
+
+def _drafts(batch: Batch, done: StepDone, told: Live) -> tuple[bytes, bytes]:
+    """Drafted tokens of the rows that are told of: verified, accepted."""
+    columns = []
+    for column in (done.verified, done.counts):
+        beyond = np.maximum(np.frombuffer(column, np.uint8), 1) - 1
+        beyond[batch.decodes :] = 0
+        columns.append(beyond[told].tobytes())
+    return columns[0], columns[1]
 
 
 def _columns(batch: Batch, done: StepDone, live: Live) -> tuple[Codes, Tokens]:

@@ -35,9 +35,11 @@ class Watched:
     outstanding  chunks that the client has not taken
     waiting      what the client gets once it has taken a chunk
     merged       chunks that were folded into `waiting`
+    drafts       rounds that verified drafts, drafted tokens verified, and accepted
     """
 
     __slots__ = (
+        "drafts",
         "held",
         "merged",
         "outstanding",
@@ -59,6 +61,12 @@ class Watched:
         self.outstanding = 0
         self.merged = 0
         self.waiting: Delta | None = None
+        self.drafts = (0, 0, 0)
+
+    def note_drafts(self, verified: int, accepted: int) -> None:
+        """One more round."""
+        rounds, all_verified, all_accepted = self.drafts
+        self.drafts = (rounds + 1, all_verified + verified, all_accepted + accepted)
 
     def advance(self, table: TokenTable, token_ids: tuple[int, ...], finish: int) -> Advance:
         """The new tokens as text; a stop string ends it before later tokens and before `finish`."""
@@ -111,4 +119,5 @@ def joined(first: Delta, second: Delta) -> Delta:
         matched=second.matched,
         status=second.status,
         message=second.message,
+        drafts=second.drafts,
     )

@@ -274,7 +274,7 @@ def test_every_field_that_is_read_by_nobody_is_refused_by_the_features_table() -
 
 async def test_a_mode_that_lacks_what_a_field_asks_for_refuses_it_before_the_first_byte() -> None:
     """A server in a mode that no row of the table knows supports nothing but plain greedy decoding."""
-    async with stage(says("Hi"), modes=frozenset({"speculation"})) as made:
+    async with stage(says("Hi"), modes=frozenset({"unheard-of"})) as made:
         for path, body, name in (
             (CHAT, {"messages": HELLO, "top_p": 0.5}, "sampling"),
             (CHAT, {"messages": HELLO, "presence_penalty": 1}, "penalties"),
@@ -289,5 +289,5 @@ async def test_a_mode_that_lacks_what_a_field_asks_for_refuses_it_before_the_fir
 
 def test_a_mode_that_a_feature_does_not_work_with_refuses_it_by_name() -> None:
     refuse_unsupported(["logprobs"], {"overlap"})
-    with pytest.raises(UnsupportedFeature, match="logprobs does not work with speculation"):
-        refuse_unsupported(["logprobs"], {"overlap", "speculation"})
+    with pytest.raises(UnsupportedFeature, match="logprobs does not work with unheard-of"):
+        refuse_unsupported(["logprobs"], {"overlap", "unheard-of"})
