@@ -32,6 +32,7 @@ from engine.runner.decoding import (
     Decoding,
     Laid,
     StepColumns,
+    anchors_of,
     decoding_groups,
     drafted_columns,
     laid_step,
@@ -40,9 +41,9 @@ from engine.runner.decoding import (
 )
 from engine.runner.forward import commit_step, forward, input_ids, store_relay
 from engine.runner.plan import Plan, plan_batch
-from engine.runner.speculative import Drafts, Speculation
+from engine.runner.speculative import Drafts, MaskSource, Speculation
 from engine.runner.taps import ragged
-from engine.runner.verdicts import Verdict, judge
+from engine.runner.verdicts import judge
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +51,7 @@ class Target:
     """The target's part of a step.
 
     names   int64, the RunStep's number of each of the batch's groups
-    places  int64 [n], the batch's number of each decoding group
+    places  int64 [n], the batch's number of each decoding group that is judged
     """
 
     plan: Plan
@@ -60,8 +61,24 @@ class Target:
     places: Int
 
 
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What a step keeps.
+
+    rows    int64 [B] of each of the RunStep's groups
+    failed  int64, groups that keep nothing since their logits or sampling failed; None where none can
+    lens    int64 on the device, rows of each of the batch's groups
+    relays  (slots, tokens) for the relay, int64 on the device
+    """
+
+    rows: Int
+    failed: Int | None
+    lens: Tensor
+    relays: tuple[tuple[Tensor, Tensor], ...]
+
+
 class Rounds:
-    """Executes steps that have `verify`; the seams between its stages are its methods."""
+    """Executes the steps of a runner that drafts; the seams between its stages are its methods."""
 
     def __init__(self, model: DeepseekV4, state: KVState, answers: Answers, speculation: Speculation) -> None:
         self.model, self.state, self.speculation = model, state, speculation
@@ -83,29 +100,34 @@ class Rounds:
         columns = read_columns(job, self.state)
         outcome = Outcome(failed=self._broken(columns))
         decoding = self.begin(job, columns, outcome)
-        laid = self.layout(columns, decoding, self.draft(decoding, job.budget), job.budget)
+        laid = self.layout(columns, decoding, self.draft(columns, decoding, job.budget), job.budget)
         drafted_at = time.perf_counter()
         target = self.verify(job, columns, decoding, laid)
         verified_at = time.perf_counter()
-        verdict = self.accept(job.epoch, decoding, laid, target, outcome)
-        self.commit(columns, decoding, target, verdict)
-        slots = columns.slots.tolist()
-        names, logits = target.names.tolist(), target.out.logits
-        if target.wanted.sampled:
-            relays = self.answers.sample(logits, target.plan.batch, target.wanted, names, outcome)
-            store_relay(self.state, *relays)
-        counts, token_ids = outcome.columns(len(slots))
+        kept = self.accept(job.epoch, columns, decoding, laid, target, outcome)
+        self.commit(target, kept)
         ended_at = time.perf_counter()
+        slots = columns.slots.tolist()
+        counts, token_ids = outcome.columns(len(slots))
         return StepDone(
             epoch=job.epoch,
             counts=counts,
             token_ids=token_ids,
             failed=tuple(sorted(outcome.failed.items())),
-            logprobs=self.answers.logprobs(logits, slots, outcome, target.wanted, names),
+            logprobs=self.answers.logprobs(
+                target.out.logits, slots, outcome, target.wanted, target.names.tolist()
+            ),
             seconds=time.perf_counter() - began,
             **drafted_columns(columns, decoding, laid, self.round) if job.verify else {},
             phases=(drafted_at - began, verified_at - drafted_at, ended_at - verified_at),
         )
+
+    def _broken(self, columns: StepColumns) -> dict[int, str]:
+        """Groups whose slots were bound to parameters that can't be used."""
+        broken = self.bindings.broken
+        if not broken:
+            return {}
+        return {g: broken[slot] for g, slot in enumerate(columns.slots.tolist()) if slot in broken}
 
     def begin(self, job: RunStep, columns: StepColumns, outcome: Outcome) -> Decoding:
         """The decoding groups; a group whose slot is broken verifies nothing."""
@@ -114,19 +136,20 @@ class Rounds:
             caps = caps.copy()
             caps[list(outcome.failed)] = 0
         rows = job.ranks[self.model.groups.dp.rank][1] if job.ranks else int((columns.chunks + caps).sum())
-        generations = np.frombuffer(job.generations, np.int32)
-        self.round.receive(Begin(job.epoch, columns.slots, generations, columns.chunks, caps, rows))
-        return decoding_groups(columns, self.round, self.state)
+        begin = Begin(job.epoch, columns.slots, columns.generations, columns.chunks, caps, rows)
+        self.round.receive(begin)
+        return decoding_groups(columns, self.round)
 
-    def draft(self, decoding: Decoding, budget: int) -> Drafts | None:
+    def draft(self, columns: StepColumns, decoding: Decoding, budget: int) -> Drafts | None:
         """Injects and drafts; None where the budget is 0 or no group may verify a draft."""
         if not budget or not (decoding.caps > 1).any():
             return None
-        self.speculation.inject(decoding.slots, decoding.anchors)
-        slots = tuple(decoding.slots.tolist())
-        choose = self.acceptance.choose(slots, tuple((decoding.lengths + 1).tolist()))
+        anchors = anchors_of(columns, decoding, self.state, self._to)
+        self.speculation.inject(decoding.slots, anchors)
+        slots = decoding.slots.tolist()
+        choose = self.acceptance.choose(slots, (decoding.lengths + 1).tolist())
         sampled = any(not self.bindings.parameters.of(slot).greedy for slot in slots)
-        drafts = self.speculation.draft(decoding.slots, decoding.anchors, choose, keep_logits=sampled)
+        drafts = self.speculation.draft(decoding.slots, anchors, choose, keep_logits=sampled)
         self.round.receive(Drafted())
         return drafts
 
@@ -143,81 +166,103 @@ class Rounds:
         return laid
 
     def verify(self, job: RunStep, columns: StepColumns, decoding: Decoding, laid: Laid) -> Target:
-        """The target forward over chunks and verified rows."""
-        step, names = laid_step(job, columns, decoding, laid.rows)
+        """The target forward over all groups; without drafts, decoding ones are sampled as chunks are."""
+        step, names = laid_step(job, columns, decoding, laid)
         batch = build_batch(
             step, rank=self.model.groups.dp.rank, row_tile=self.model.row_tile,
             idle_runs=self.model.needs_every_rank, every_logit=False, taps=self.speculation.drafter.taps,
             graph_key="", tbo_boundary=-1, cp_segments=(),
         )  # fmt: skip
-        places = np.searchsorted(names, decoding.groups)
-        first_rows = (np.cumsum(batch.counts, dtype=np.int64) - batch.counts)[places]
-        group, row = ragged(laid.lens)
-        samples = np.frombuffer(step.samples, np.uint8)
-        wanted = self.answers.wanted(batch, samples, first_rows[group] + row)
+        places = first_rows = judged = np.zeros(0, np.int64)
+        if laid.drafts is not None:
+            places = np.searchsorted(names, decoding.groups)
+            first_rows = (np.cumsum(batch.counts, dtype=np.int64) - batch.counts)[places]
+            group, row = ragged(laid.lens)
+            judged = first_rows[group] + row
+        wanted = self.answers.wanted(batch, np.frombuffer(step.samples, np.uint8), judged)
         plan = plan_batch(
             self.state, replace(batch, logit_rows=wanted.rows), single_rows=self.model.single_rows
         )
-        write_drafts(plan, first_rows, laid, self._to)
-        self._begin_masks(job.epoch, decoding, laid)
+        if laid.drafts is not None:
+            write_drafts(plan, first_rows, laid.rows, laid.drafts.ids, self._to)
+        if self.speculation.masks is not None:
+            self._begin_masks(job.epoch, self.speculation.masks, columns, decoding, laid, wanted, names)
         out = forward(self.model, self.state, plan)
         self.round.receive(Verified())
         return Target(plan, out, wanted, names, places)
 
-    def _begin_masks(self, epoch: int, decoding: Decoding, laid: Laid) -> None:
-        """Tells the mask source which rows are target."""
-        if self.speculation.masks is not None:
-            tokens = torch.cat([decoding.anchors[:, None], self._draft_ids(laid)], 1)
-            self.speculation.masks.begin(epoch, decoding.slots, tokens, laid.lens)
+    def _begin_masks(
+        self,
+        epoch: int,
+        masks: MaskSource,
+        columns: StepColumns,
+        decoding: Decoding,
+        laid: Laid,
+        wanted: Wanted,
+        names: Int,
+    ) -> None:
+        sampled = columns.slots[names[list(wanted.sampled)]].astype(np.int64)
+        tokens = torch.zeros(
+            sampled.size, self.speculation.block + 1, dtype=torch.int64, device=self.state.device
+        )
+        if laid.drafts is None:
+            masks.begin(epoch, sampled, tokens, np.ones_like(sampled))
+            return
+        anchors = anchors_of(columns, decoding, self.state, self._to)
+        drafted = torch.cat([anchors[:, None], laid.drafts.ids], 1)
+        slots, lens = np.append(decoding.slots, sampled), np.append(laid.lens, np.ones_like(sampled))
+        masks.begin(epoch, slots, torch.cat([drafted, tokens]), lens)
 
-    def _draft_ids(self, laid: Laid) -> Tensor:
-        """Drafts [n, gamma] int64; zeros, none of them verified, where nothing was drafted."""
-        if laid.drafts is not None:
-            return laid.drafts.ids
-        shape = (laid.lens.size, self.speculation.block)
-        return torch.zeros(shape, dtype=torch.int64, device=self.state.device)
+    def _masked(self, epoch: int, target: Target) -> Tensor:
+        """Logits that tokens are chosen from; those of the target itself where no grammar is in the step."""
+        logits = target.out.logits
+        mask = None if self.speculation.masks is None else self.speculation.masks.finish(epoch)
+        if mask is None:
+            return logits
+        chosen = logits[: target.wanted.verified + len(target.wanted.sampled)].clone()
+        mask(chosen)
+        return chosen
 
     def accept(
-        self, epoch: int, decoding: Decoding, laid: Laid, target: Target, outcome: Outcome
-    ) -> Verdict | None:
-        """Which rows stay, and what follows them; None where nothing was target."""
-        masks = self.speculation.masks
-        mask = None if masks is None else masks.finish(epoch)
-        if not decoding.slots.size:
-            return None
-        rows = VerifyRows(
-            tuple(decoding.slots.tolist()),
-            tuple((decoding.lengths + 1).tolist()),
-            laid.lens,
-            self._draft_ids(laid),
-            None if laid.drafts is None else laid.drafts.logits,
-        )
-        logits = target.out.logits[: target.wanted.verified]
-        return judge(self.acceptance, logits, rows, mask, decoding.groups.tolist(), outcome)
-
-    def commit(
-        self, columns: StepColumns, decoding: Decoding, target: Target, verdict: Verdict | None
-    ) -> None:
-        """Commits all rows of chunks and the accepted ones of the others; keeps taps and relay tokens."""
-        plan, pending = target.plan, target.out.pending
-        # Before relay tokens change, from which they come.
-        tokens = input_ids(self.state, plan) if self.speculation.drafter.needs_next_tokens else None
-        kept, device_lens = columns.chunks.copy(), plan.commit.counts
-        failed = None
-        if verdict is not None:
+        self,
+        epoch: int,
+        columns: StepColumns,
+        decoding: Decoding,
+        laid: Laid,
+        target: Target,
+        outcome: Outcome,
+    ) -> Kept:
+        """Which rows stay, and what follows them; adds what became of the groups to `outcome`."""
+        kept, lens, failed = columns.chunks.copy(), target.plan.commit.counts, None
+        kept[decoding.groups] = laid.lens
+        relays, logits = [], self._masked(epoch, target)
+        if laid.drafts is not None:
+            rows = VerifyRows(
+                tuple(decoding.slots.tolist()),
+                tuple((decoding.lengths + 1).tolist()),
+                laid.lens,
+                laid.drafts.ids,
+                laid.drafts.logits,
+            )
+            own = logits[: target.wanted.verified]
+            verdict = judge(self.acceptance, own, rows, decoding.groups.tolist(), outcome)
             kept[decoding.groups] = verdict.committed
             failed = decoding.groups[verdict.committed == 0]
-            places = self._to.int64(target.places)
-            device_lens = device_lens.index_copy(0, places, verdict.counts)
-            store_relay(self.state, self._to.int64(decoding.slots), verdict.last)
+            lens = lens.index_copy(0, self._to.int64(target.places), verdict.counts)
+            relays.append((self._to.int64(decoding.slots), verdict.last))
+        if target.wanted.sampled:
+            batch, names = target.plan.batch, target.names.tolist()
+            relays.append(self.answers.sample(logits, batch, target.wanted, names, outcome))
         self.round.receive(Accepted(kept, failed))
-        commit_step(self.model, self.state, plan, pending, device_lens)
-        self.speculation.ring.keep(plan.batch, pending.taps, tokens, kept[target.names])
-        self.round.receive(Committed())
+        return Kept(kept, failed, lens, tuple(relays))
 
-    def _broken(self, columns: StepColumns) -> dict[int, str]:
-        """Groups whose slots were bound to parameters that can't be used."""
-        broken = self.bindings.broken
-        if not broken:
-            return {}
-        return {g: broken[slot] for g, slot in enumerate(columns.slots.tolist()) if slot in broken}
+    def commit(self, target: Target, kept: Kept) -> None:
+        """Commits what is kept; its taps and the next anchors stay on the device."""
+        plan, pending = target.plan, target.out.pending
+        commit_step(self.model, self.state, plan, pending, kept.lens)
+        # Before relay tokens change, from which they come.
+        tokens = input_ids(self.state, plan) if self.speculation.drafter.needs_next_tokens else None
+        self.speculation.ring.keep(plan.batch, pending.taps, tokens, kept.rows[target.names])
+        for slots, anchors in kept.relays:
+            store_relay(self.state, slots, anchors)
+        self.round.receive(Committed())

@@ -23,17 +23,22 @@ VerifyMode = Literal["static", "cap-accept", "compact"]
 
 
 class MaskSource(Protocol):
-    """Masks of a round's verified rows; made while the target runs."""
+    """Masks of the rows that tokens are chosen from; made while the target runs.
+
+    Their groups are those that are verified, then those that are sampled; what is masked is one row for each
+    verified token, and one for each sampled group, in this order.
+    """
 
     def begin(self, epoch: int, slots: Int, tokens: Tensor, verify_lens: Int) -> None:
-        """Rows are known.
+        """The groups are known.
 
-        tokens       int64 [B, gamma + 1], anchor and drafts of each slot
-        verify_lens  int64 [B], how many of them are verified
+        slots        int64 [n]
+        tokens       int64 [n, gamma + 1] on the device, anchor and drafts; zeros for sampled groups
+        verify_lens  int64 [n], how many of them are verified; 1 for sampled groups
         """
 
     def finish(self, epoch: int) -> GrammarMask | None:
-        """What masks the logits of the verified rows, group by group; None where no request has a grammar."""
+        """What masks the rows' logits in place; None where no request of the step has a grammar."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,6 @@ from engine.runner.acceptance import Acceptance, Accepted
 from engine.runner.acceptance_layout import VerifyRows
 from engine.runner.answers import BAD_LOGITS, Outcome
 from engine.runner.columns import Int
-from engine.runner.edits import GrammarMask
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +32,6 @@ def judge(
     acceptance: Acceptance,
     logits: Tensor,
     rows: VerifyRows,
-    mask: GrammarMask | None,
     groups: Sequence[int],
     outcome: Outcome,
 ) -> Verdict:
@@ -41,7 +39,7 @@ def judge(
 
     logits  float32 [sum of verify_lens, V]
     """
-    accepted, errors = _accept(acceptance, logits, rows, mask)
+    accepted, errors = _accept(acceptance, logits, rows)
     counts = torch.where(accepted.valid, accepted.counts, 0)
     last = accepted.tokens.gather(1, (counts - 1).clamp_min(0)[:, None])[:, 0]
     committed, *columns = torch.cat([counts[None], accepted.tokens.T]).cpu().numpy()
@@ -55,21 +53,16 @@ def judge(
     return Verdict(counts, committed, last)
 
 
-def _accept(
-    acceptance: Acceptance, logits: Tensor, rows: VerifyRows, mask: GrammarMask | None
-) -> tuple[Accepted, dict[int, str]]:
+def _accept(acceptance: Acceptance, logits: Tensor, rows: VerifyRows) -> tuple[Accepted, dict[int, str]]:
     """All groups at once; where that raises, one by one, so that only the groups at fault fail."""
     try:
-        return acceptance.accept(logits, rows, mask), {}
+        return acceptance.accept(logits, rows), {}
     except Exception:
         n, width = len(rows.slots), rows.draft_ids.shape[1] + 1
         tokens = torch.zeros(n, width, dtype=torch.int64, device=logits.device)
         counts = torch.zeros(n, dtype=torch.int64, device=logits.device)
         valid = torch.zeros(n, dtype=torch.bool, device=logits.device)
         errors: dict[int, str] = {}
-        if mask is not None:
-            logits = logits.clone()
-            mask(logits)
         stops = np.cumsum(rows.verify_lens)
         for place, (first, stop) in enumerate(zip(stops - rows.verify_lens, stops, strict=True)):
             try:
