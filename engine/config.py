@@ -99,6 +99,10 @@ class Settings:
         choices=("static", "cap-accept", "compact"),
     )
     speculative_num_draft_tokens: int = _flag(0, "drafted tokens of a round; 0 takes the checkpoint's block")
+    speculative_cost_table: str = _flag(
+        "",
+        "file with the costs of steps, as bench cost-table writes it; by default in the user's cache folder",
+    )
     log_level: str = _flag("info", "log level", choices=("debug", "info", "warning", "error"))
 
     def __post_init__(self) -> None:

@@ -212,3 +212,7 @@ class StoreCorrupt(EngineError):
 
 class StoreUnusable(ConfigError):
     """The folder of the grammar store can't be used, or others may write to it; the server doesn't start."""
+
+
+class CostTableUnreadable(ConfigError):
+    """The file with the costs of steps isn't what `bench cost-table` writes; the server doesn't start."""
