@@ -80,6 +80,11 @@ INLINE void single_row(float* y, const float* x, const char* panels, int64_t byt
     UNROLL for (int p = 0; p < wide; p++) put(y + p * PANEL, left - p * PANEL, lo[p], hi[p]);
 }
 
+#define REST(n)                                                                                    \
+    case n:                                                                                        \
+        tile(out + r * y_stride, y_stride, x + r * x_stride, x_stride, panel, left, w.k, bf16, n); \
+        break;
+
 INLINE void columns(float* y, int64_t y_stride, const float* x, int64_t x_stride, packed w, int64_t rows,
                     const int bf16) {
     int64_t bytes = w.k * PANEL * (bf16 ? 2 : 4), panels = (w.n + PANEL - 1) / PANEL, p = 0;
@@ -98,10 +103,16 @@ INLINE void columns(float* y, int64_t y_stride, const float* x, int64_t x_stride
             tile(out + r * y_stride, y_stride, x + r * x_stride, x_stride, panel, left, w.k, bf16, TILE);
         for (; r + 8 <= rows; r += 8)
             tile(out + r * y_stride, y_stride, x + r * x_stride, x_stride, panel, left, w.k, bf16, 8);
-        for (; r + 4 <= rows; r += 4)
-            tile(out + r * y_stride, y_stride, x + r * x_stride, x_stride, panel, left, w.k, bf16, 4);
-        for (; r < rows; r++)
-            tile(out + r * y_stride, y_stride, x + r * x_stride, x_stride, panel, left, w.k, bf16, 1);
+        /* A draft or its verification has few rows: one pass over the weights serves all of them. */
+        switch (rows - r) {
+            REST(7)
+            REST(6)
+            REST(5)
+            REST(4)
+            REST(3)
+            REST(2)
+            REST(1)
+        }
     }
 }
 
