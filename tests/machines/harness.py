@@ -26,6 +26,7 @@ from engine.messages import (
     Submit,
     SubmitBatch,
 )
+from tests.machines.drafting_device import DraftingDevice
 from tests.machines.paged_device import EOS, WINDOW, PagedDevice, expected_output
 
 CONTEXT = 1500
@@ -71,7 +72,7 @@ class Harness:
 
     def __init__(self, ranks: int = 1, **changes: Any) -> None:
         self.ranks = [Rank(setup_of(rank=rank, ranks=ranks, **changes)) for rank in range(ranks)]
-        self.devices = [PagedDevice() for _ in range(ranks)]
+        self.devices = [self._device(rank) for rank in range(ranks)]
         self.jobs: list[deque[RunStep]] = [deque() for _ in range(ranks)]
         self.wires: dict[tuple[int, int], deque[Any]] = {}
         self.text: dict[int, list[int]] = {}
@@ -82,6 +83,10 @@ class Harness:
         self.snapshots: list[Snapshot] = []
         self.loads: dict[int, RankLoad] = {}
         self.stopped: dict[int, str] = {}
+
+    def _device(self, rank: int) -> PagedDevice:
+        speculation = self.ranks[rank].setup.speculation
+        return PagedDevice() if speculation is None else DraftingDevice(speculation.block, rank)
 
     @property
     def rank(self) -> Rank:
