@@ -97,9 +97,9 @@ class Acceptance:
         raises     BadRequest where a slot isn't bound
         """
         index = self._tempering.index
-        sampled = np.flatnonzero([not self.parameters.of(slot).greedy for slot in slots])
-        chosen = index([slots[row] for row in sampled.tolist()])
-        first = index([positions[row] for row in sampled.tolist()])
+        sampled = [row for row, slot in enumerate(slots) if not self.parameters.of(slot).greedy]
+        chosen = index([slots[row] for row in sampled])
+        first = index([positions[row] for row in sampled])
         temperatures, keys = self.parameters.floats[chosen, TEMPERATURE], self.parameters.ints[chosen, KEY]
 
         def pick(k: int, z: Tensor) -> Tensor:
@@ -129,7 +129,9 @@ class Acceptance:
                 tuple(rows.positions[g] + int(ends[g]) for g in whole.tolist()),
             )
             features = [judged.features[g] for g in whole.tolist()]
-            chosen = self._sampler.choose(judged.edited, bonus, features, layout.firsts[whole] + ends[whole])
+            chosen = self._sampler.choose(
+                judged.edited, bonus, features, (layout.firsts + ends)[whole].tolist()
+            )
             last[self._tempering.index(whole)] = chosen.tokens
         return last
 

@@ -68,8 +68,8 @@ class Odds:
         shape = judged.rows.draft_ids.shape
         trials = Trials(*(torch.zeros(shape, dtype=torch.bool, device=layout.device) for _ in range(2)))
         for filtered, some in judged.split(groups):
-            for part in self._tempering.parts(layout.judging(some)):
-                self._test_part(judged, part, filtered, trials)
+            for part in self._tempering.parts(layout.judging(some).tolist()):
+                self._test_part(judged, np.array(part), filtered, trials)
         return trials
 
     def _test_part(self, judged: Judged, part: Int, filtered: bool, trials: Trials) -> None:
@@ -92,17 +92,19 @@ class Odds:
         trials.possible.view(-1)[drafts] = possible
         trials.passed.view(-1)[drafts] = possible & (u * q < p)
 
-    def replace(self, judged: Judged, groups: Int, accepted: Int, trials: Trials) -> tuple[Int, Tensor]:
+    def replace(self, judged: Judged, groups: Int, accepted: Int, trials: Trials) -> tuple[list[int], Tensor]:
         """Groups in another order, and the token of each that comes instead of its first rejected draft.
 
+        groups    at least one
         accepted  int64 [B], drafts accepted of every group of the call
         """
-        order, tokens = [np.empty(0, np.int64)], [torch.empty(0, dtype=torch.int64, device=self._device)]
+        order: list[int] = []
+        tokens: list[Tensor] = []
         for filtered, some in judged.split(groups):
-            for part in self._tempering.parts(some):
-                order.append(part)
-                tokens.append(self._replace_part(judged, part, accepted[part], filtered, trials))
-        return np.concatenate(order), torch.cat(tokens)
+            for part in self._tempering.parts(some.tolist()):
+                order += part
+                tokens.append(self._replace_part(judged, np.array(part), accepted[part], filtered, trials))
+        return order, torch.cat(tokens)
 
     def _replace_part(
         self, judged: Judged, groups: Int, accepted: Int, filtered: bool, trials: Trials
@@ -128,7 +130,7 @@ class Odds:
     ) -> tuple[Tensor, Tensor]:
         """p of rows, not normalised: weights [n, V] and their sums, float64 [n]."""
         floats = self.parameters.floats[slots]
-        _, weights = self._tempering.weights(judged.edited, part, floats[:, TEMPERATURE])
+        _, weights = self._tempering.weights(judged.edited, part.tolist(), floats[:, TEMPERATURE])
         if not filtered:
             return weights, weights.sum(-1, dtype=torch.float64)
         largest_k = max(judged.features[g].top_k for g in groups)
@@ -139,7 +141,7 @@ class Odds:
         """q of drafts, as `_target` gives p; drafts int64 [n] count over [B, gamma]."""
         temperatures = self.parameters.floats[slots, TEMPERATURE]
         flat = logits.reshape(-1, logits.shape[-1])
-        _, weights = self._tempering.weights(flat, drafts, temperatures, buffer=1)
+        _, weights = self._tempering.weights(flat, drafts.tolist(), temperatures, buffer=1)
         return weights, weights.sum(-1, dtype=torch.float64)
 
     def _slots(self, rows: VerifyRows, groups: Int) -> Tensor:
@@ -148,10 +150,6 @@ class Odds:
     def _uniforms(self, rows: VerifyRows, groups: Int, ahead: Int, slots: Tensor, purpose: Purpose) -> Tensor:
         positions = np.array([rows.positions[g] for g in groups], np.int64) + ahead
         return uniforms(self.parameters.ints[slots, KEY], self._tempering.index(positions), purpose)
-
-    @property
-    def _device(self) -> torch.device:
-        return self.parameters.floats.device
 
 
 def _residual(p: Tensor, p_totals: Tensor, q: Tensor, q_totals: Tensor, possible: Tensor) -> Tensor:

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,9 +18,9 @@ from engine.runner.filters import draw, draw_filtered, greatest
 from engine.runner.parameters import KEY, MIN_P, TEMPERATURE, TOP_K, TOP_P, Features, SlotParameters
 from engine.runner.penalties import TokenCounts
 from engine.runner.randomness import Purpose, uniforms
-from engine.runner.tempering import Int, Tempering
+from engine.runner.tempering import Tempering
 
-_Choice = Callable[[Tensor, "Rows", Int], tuple[Tensor, Tensor]]
+_Choice = Callable[[Tensor, "Rows", Sequence[int]], tuple[Tensor, Tensor]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,38 +70,32 @@ class Sampler:
         return chosen
 
     def choose(
-        self, logits: Tensor, rows: Rows, features: Sequence[Features], places: Int | None = None
+        self, logits: Tensor, rows: Rows, features: Sequence[Features], places: Sequence[int] | None = None
     ) -> Chosen:
         """One token a row of logits that are edited already; no count grows.
 
         features  of each row's slot
-        places    int64 [R], the row of `logits` of each; None: its rows are the call's
+        places    the row of `logits` of each, ascending; None: its rows are the call's
         """
-        if places is None:
-            places = np.arange(len(rows.slots))
+        places = range(len(rows.slots)) if places is None else places
         greedy = [i for i, f in enumerate(features) if f.greedy]
         plain = [i for i, f in enumerate(features) if not f.greedy and not f.filtered]
         filtered = [i for i, f in enumerate(features) if not f.greedy and f.filtered]
         parts: list[tuple[Sequence[int], _Choice]] = [(greedy, self._greedy)] if greedy else []
-        parts += [(part, self._draw) for part in self._parts(plain)]
-        parts += [(part, self._draw_filtered) for part in self._parts(filtered)]
-        return _join([(part, _checked(how(logits, _take(rows, part), places[part]))) for part, how in parts])
+        parts += [(part, self._draw) for part in self._tempering.parts(plain)]
+        parts += [(part, self._draw_filtered) for part in self._tempering.parts(filtered)]
+        return _join([(part, _choose(logits, rows, part, places, how)) for part, how in parts])
 
-    def _parts(self, group: list[int]) -> list[list[int]]:
-        """The group in parts whose working set stays in the processor's cache."""
-        rows = self._tempering.rows
-        return [group[first : first + rows] for first in range(0, len(group), rows)]
-
-    def _greedy(self, logits: Tensor, rows: Rows, places: Int) -> tuple[Tensor, Tensor]:
+    def _greedy(self, logits: Tensor, rows: Rows, places: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Largest logit of each row, and its token."""
         return greatest(self._tempering.take(logits, places))
 
-    def _draw(self, logits: Tensor, rows: Rows, places: Int) -> tuple[Tensor, Tensor]:
+    def _draw(self, logits: Tensor, rows: Rows, places: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Largest logit of each row, and a token drawn from its tempered distribution."""
         best, weights, slots = self._tempered(logits, rows, places)
         return best, draw(weights, self._uniforms(slots, rows))
 
-    def _draw_filtered(self, logits: Tensor, rows: Rows, places: Int) -> tuple[Tensor, Tensor]:
+    def _draw_filtered(self, logits: Tensor, rows: Rows, places: Sequence[int]) -> tuple[Tensor, Tensor]:
         """As `_draw`, after top-k, top-p and min-p."""
         best, weights, slots = self._tempered(logits, rows, places)
         floats = self.parameters.floats[slots]
@@ -111,7 +104,7 @@ class Sampler:
         u = self._uniforms(slots, rows)
         return best, draw_filtered(weights, u, top_k, floats[:, TOP_P], floats[:, MIN_P], largest_k)
 
-    def _tempered(self, logits: Tensor, rows: Rows, places: Int) -> tuple[Tensor, Tensor, Tensor]:
+    def _tempered(self, logits: Tensor, rows: Rows, places: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
         """Largest logit [n], weights [n, V] relative to it, and slots [n]."""
         slots = self._tempering.index(rows.slots)
         best, weights = self._tempering.weights(logits, places, self.parameters.floats[slots, TEMPERATURE])
@@ -122,15 +115,12 @@ class Sampler:
         return uniforms(keys, self._tempering.index(rows.positions), Purpose.SAMPLE)
 
 
-def _take(rows: Rows, group: Sequence[int]) -> Rows:
-    if len(group) == len(rows.slots):
-        return rows
-    return Rows(tuple(rows.slots[i] for i in group), tuple(rows.positions[i] for i in group))
-
-
-def _checked(choice: tuple[Tensor, Tensor]) -> Chosen:
-    """What was chosen, from the rows' largest logits and their tokens."""
-    best, tokens = choice
+def _choose(logits: Tensor, rows: Rows, group: Sequence[int], places: Sequence[int], how: _Choice) -> Chosen:
+    """What `how` chooses for one group of rows."""
+    if len(group) < len(rows.slots):
+        rows = Rows(tuple(rows.slots[i] for i in group), tuple(rows.positions[i] for i in group))
+        places = [places[i] for i in group]
+    best, tokens = how(logits, rows, places)
     valid = best.isfinite()
     return Chosen(torch.where(valid, tokens, 0), valid)
 

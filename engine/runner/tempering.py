@@ -31,19 +31,19 @@ class Tempering:
         count = 0 if device.type == "cuda" else buffers
         self._scratch = [torch.empty(self.rows, vocab_size) for _ in range(count)]
 
-    def parts(self, rows: Int) -> list[Int]:
+    def parts(self, rows: list[int]) -> list[list[int]]:
         """The rows in parts of at most `self.rows`; none where there are no rows."""
         return [rows[first : first + self.rows] for first in range(0, len(rows), self.rows)]
 
     def weights(
-        self, logits: Tensor, rows: Int, temperatures: Tensor, buffer: int = 0
+        self, logits: Tensor, rows: Sequence[int], temperatures: Tensor, buffer: int = 0
     ) -> tuple[Tensor, Tensor]:
         """Largest logit of each row, float32 [n], and exp((logits - largest) / temperature), float32 [n, V].
 
         The weights of one part; they are valid until the buffer's next use.
 
         logits        float32 [R, V]; not changed
-        rows          int64 [n], ascending
+        rows          ascending
         temperatures  float32 [n]
         """
         out = self._scratch[buffer][: len(rows)] if self._scratch else None
@@ -53,11 +53,11 @@ class Tempering:
         weights = torch.sub(chosen, best[:, None], out=out)
         return best, weights.div_(temperatures[:, None]).exp_()
 
-    def take(self, logits: Tensor, rows: Int, out: Tensor | None = None) -> Tensor:
+    def take(self, logits: Tensor, rows: Sequence[int], out: Tensor | None = None) -> Tensor:
         """Ascending rows of the logits: a view where they are neighbours, else a copy, in `out` if given."""
-        first, stop = int(rows[0]), int(rows[-1]) + 1
+        first, stop = rows[0], rows[-1] + 1
         if stop - first == len(rows):
-            return logits[first:stop]
+            return logits[first:stop] if len(rows) < len(logits) else logits
         return torch.index_select(logits, 0, self.index(rows), out=out)
 
     def index(self, values: Sequence[int] | Int) -> Tensor:
