@@ -1,0 +1,277 @@
+"""A schema as a union: each alternative is one JSON type with all that is asked of it.
+
+A goal is a conjunction of schemas, each asked or denied; the goal without any is met by every value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import TypeVar
+
+from engine.grammar.gate import automaton
+from engine.grammar.gate.automaton import Dfa
+from engine.grammar.gate.document import Node
+from engine.grammar.gate.numbers import Number, Signed, spellings
+from engine.grammar.gate.pattern import Tree
+
+Part = TypeVar("Part")
+Goal = tuple[tuple[Node, bool], ...]
+ANYTHING: Goal = ()
+
+Matches = tuple[Tree, bool]
+"""A tree that must, or must not, be found in a text."""
+
+
+@dataclass(frozen=True, slots=True)
+class Null:
+    """null."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bool:
+    """Some of true and false, in their order."""
+
+    values: tuple[bool, ...] = (True, False)
+
+
+@dataclass(frozen=True, slots=True)
+class Num:
+    """Numbers that meet each condition; only the `chosen` ones where there are any."""
+
+    conditions: tuple[Signed, ...] = ()
+    chosen: tuple[Number, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Str:
+    """Texts of `low` to `high` characters in which each tree is found, or isn't."""
+
+    matches: tuple[Matches, ...] = ()
+    chosen: tuple[str, ...] | None = None
+    low: int = 0
+    high: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Holds:
+    """`contains`: from `low` to `high` items meet the goal."""
+
+    goal: Goal
+    low: int
+    high: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Items:
+    """What one schema object asks of items: the first ones, and the rest."""
+
+    first: tuple[Goal, ...]
+    rest: Goal
+
+
+@dataclass(frozen=True, slots=True)
+class Arr:
+    """Arrays.
+
+    unique  JSON pointer of the keyword that wants items to differ; None where none does
+    seen    how many items from the start some keyword has evaluated; None: all of them
+    """
+
+    items: tuple[Items, ...] = ()
+    holds: tuple[Holds, ...] = ()
+    low: int = 0
+    high: int | None = None
+    unique: str | None = None
+    seen: int | None = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Members:
+    """What one schema object asks of members: by name, by pattern, and of names in neither.
+
+    rest   None where the schema object says nothing about them
+    named  whether it lists properties, which by default closes an object that nothing else opens
+    """
+
+    names: tuple[tuple[str, Goal], ...] = ()
+    patterns: tuple[tuple[Tree, Goal], ...] = ()
+    rest: Goal | None = None
+    named: bool = False
+
+    def goal(self, name: str) -> Goal:
+        """What it asks of the member of that name."""
+        asked = [goal for key, goal in self.names if key == name]
+        asked += [goal for tree, goal in self.patterns if found_in(tree, name)]
+        if not asked:
+            return self.rest or ANYTHING
+        return both(*asked)
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """Members that some keyword has evaluated."""
+
+    names: frozenset[str] = frozenset()
+    patterns: tuple[Tree, ...] = ()
+    everything: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Obj:
+    """Objects. `keys` is asked of every name, as a string."""
+
+    members: tuple[Members, ...] = ()
+    required: tuple[str, ...] = ()
+    keys: Goal = ANYTHING
+    low: int = 0
+    high: int | None = None
+    seen: Seen = Seen()
+
+
+Alternative = Null | Bool | Num | Str | Arr | Obj
+
+EVERYTHING: tuple[Alternative, ...] = (Null(), Bool(), Num(), Str(), Arr(), Obj())
+
+
+def both(*goals: Goal) -> Goal:
+    """All of several goals, in order, without repeats."""
+    return tuple(dict.fromkeys(part for goal in goals for part in goal))
+
+
+@lru_cache(maxsize=4096)
+def texts_with(tree: Tree) -> Dfa:
+    """Texts in which a tree is found."""
+    return automaton.from_tree(tree)
+
+
+@lru_cache(maxsize=4096)
+def texts_of(matches: tuple[Matches, ...]) -> Dfa:
+    """Texts that meet each match."""
+    parts = [(texts_with(tree), wanted) for tree, wanted in matches]
+    return parts[0][0] if len(parts) == 1 and parts[0][1] else automaton.conjunction(parts)
+
+
+def found_in(tree: Tree, text: str) -> bool:
+    """Whether a tree is found in a text."""
+    return texts_with(tree).accepts(text)
+
+
+def holds_text(alternative: Str, text: str) -> bool:
+    """Whether a text meets an alternative."""
+    return (
+        alternative.low <= len(text)
+        and (alternative.high is None or len(text) <= alternative.high)
+        and (alternative.chosen is None or text in alternative.chosen)
+        and all(found_in(tree, text) == wanted for tree, wanted in alternative.matches)
+    )
+
+
+def meet(left: Alternative, right: Alternative) -> Alternative | None:
+    """Values of both; None where it is plain that there are none."""
+    if isinstance(left, Null) and isinstance(right, Null):
+        return left
+    if isinstance(left, Bool) and isinstance(right, Bool):
+        values = tuple(value for value in left.values if value in right.values)
+        return Bool(values) if values else None
+    if isinstance(left, Num) and isinstance(right, Num):
+        return _numbers(left, right)
+    if isinstance(left, Str) and isinstance(right, Str):
+        return _strings(left, right)
+    if isinstance(left, Arr) and isinstance(right, Arr):
+        return _arrays(left, right)
+    if isinstance(left, Obj) and isinstance(right, Obj):
+        return _objects(left, right)
+    return None
+
+
+def _join(left: tuple[Part, ...], right: tuple[Part, ...]) -> tuple[Part, ...]:
+    return tuple(dict.fromkeys((*left, *right)))
+
+
+def smaller(left: int | None, right: int | None) -> int | None:
+    """Of two upper limits, where None is no limit."""
+    return right if left is None else left if right is None else min(left, right)
+
+
+def _crossed(low: int, high: int | None) -> bool:
+    return high is not None and low > high
+
+
+def _numbers(left: Num, right: Num) -> Num | None:
+    conditions = _join(left.conditions, right.conditions)
+    chosen = left.chosen
+    if chosen is None:
+        chosen = right.chosen
+    elif right.chosen is not None:
+        values = {number.value for number in right.chosen}
+        chosen = tuple(number for number in chosen if number.value in values)
+    if chosen is not None:
+        chosen = tuple(
+            number
+            for number in chosen
+            if all(one.holds(number.value) == wanted for one, wanted in conditions)
+        )
+    return None if chosen == () else Num(conditions, chosen)
+
+
+def _strings(left: Str, right: Str) -> Str | None:
+    low, high = max(left.low, right.low), smaller(left.high, right.high)
+    matches = _join(left.matches, right.matches)
+    chosen = left.chosen if left.chosen is not None else right.chosen
+    if chosen is not None:
+        chosen = tuple(text for text in chosen if holds_text(left, text) and holds_text(right, text))
+    return None if chosen == () or _crossed(low, high) else Str(matches, chosen, low, high)
+
+
+def _arrays(left: Arr, right: Arr) -> Arr | None:
+    low, high = max(left.low, right.low), smaller(left.high, right.high)
+    seen = None if left.seen is None or right.seen is None else max(left.seen, right.seen)
+    made = Arr(
+        _join(left.items, right.items),
+        _join(left.holds, right.holds),
+        low,
+        high,
+        left.unique or right.unique,
+        seen,
+    )
+    return None if _crossed(low, high) else made
+
+
+def _objects(left: Obj, right: Obj) -> Obj | None:
+    low, high = max(left.low, right.low), smaller(left.high, right.high)
+    required = _join(left.required, right.required)
+    seen = Seen(
+        left.seen.names | right.seen.names,
+        _join(left.seen.patterns, right.seen.patterns),
+        left.seen.everything or right.seen.everything,
+    )
+    made = Obj(_join(left.members, right.members), required, both(left.keys, right.keys), low, high, seen)
+    return None if _crossed(max(low, len(required)), high) else made
+
+
+def without_marks(alternative: Alternative) -> Alternative:
+    """The same, as if no keyword had evaluated anything."""
+    if isinstance(alternative, Arr):
+        return replace(alternative, seen=0)
+    return replace(alternative, seen=Seen()) if isinstance(alternative, Obj) else alternative
+
+
+def plainly_empty(alternative: Num | Str) -> bool:
+    """Whether no number, or no text, meets it."""
+    if alternative.chosen is not None:
+        return not alternative.chosen
+    if isinstance(alternative, Num):
+        return bool(alternative.conditions) and spellings(alternative.conditions).empty
+    return len(alternative.matches) > 1 and texts_of(alternative.matches).empty
+
+
+def members_goal(alternative: Obj, name: str) -> Goal:
+    """What an object asks of the member of that name."""
+    return both(*(one.goal(name) for one in alternative.members))
+
+
+def names_of(members: Sequence[Members]) -> tuple[str, ...]:
+    """Names that are listed, in order."""
+    return tuple(dict.fromkeys(name for one in members for name, _ in one.names))

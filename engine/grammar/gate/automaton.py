@@ -1,0 +1,281 @@
+"""Finite automata over characters: built from trees or steps, combined, made minimal, counted."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from engine.grammar.gate import charset
+from engine.grammar.gate.charset import Ranges
+from engine.grammar.gate.pattern import Chars, Edge, Either, Repeat, Seq, Tree
+from engine.grammar.gate.refusals import GrammarRefused
+
+MAX_STATES = 1500
+MAX_NFA = 12_000
+
+State = TypeVar("State", bound=Hashable)
+Row = tuple[tuple[int, int, int], ...]
+"""(first, last, target) of one state, sorted; a character in no range leads nowhere."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dfa:
+    """A deterministic automaton. State 0 is the start; only states that can still accept are kept."""
+
+    rows: tuple[Row, ...]
+    accepting: tuple[bool, ...]
+
+    @property
+    def empty(self) -> bool:
+        """Whether it accepts nothing."""
+        return not any(self.accepting)
+
+    def lengths(self) -> tuple[int, int | None]:
+        """Characters of the shortest text, and of the longest; None where there is no longest."""
+        shortest, size, reached = -1, 0, {0}
+        # After as many steps as there are states, whoever still moves has gone round a loop.
+        last = 0
+        while reached and size <= len(self.rows):
+            if any(self.accepting[state] for state in reached):
+                shortest, last = size if shortest < 0 else shortest, size
+            reached = {target for state in reached for _, _, target in self.rows[state]}
+            size += 1
+        return max(shortest, 0), None if reached else last
+
+    def accepts(self, text: str) -> bool:
+        """Whether the whole text is in the language."""
+        state = 0
+        for character in text:
+            point = ord(character)
+            found = [target for low, high, target in self.rows[state] if low <= point <= high]
+            if not found:
+                return False
+            state = found[0]
+        return self.accepting[state]
+
+
+class _Nfa:
+    """Thompson's construction, with edges that pass only at the start or the end of the text."""
+
+    def __init__(self, tree: Tree) -> None:
+        self.moves: list[list[tuple[Ranges, int]]] = []
+        self.jumps: list[list[tuple[str, int]]] = []
+        self.start, self.end = self._state(), self._state()
+        self._add(tree, self.start, self.end)
+
+    def _state(self) -> int:
+        if len(self.moves) >= MAX_NFA:
+            raise GrammarRefused(f"a pattern needs more than {MAX_NFA} states")
+        self.moves.append([])
+        self.jumps.append([])
+        return len(self.moves) - 1
+
+    def _add(self, tree: Tree, start: int, end: int) -> None:
+        if isinstance(tree, Chars):
+            self.moves[start].append((tree.ranges, end))
+        elif isinstance(tree, Edge):
+            self.jumps[start].append(("start" if tree.at_start else "end", end))
+        elif isinstance(tree, Either):
+            for option in tree.options:
+                self._add(option, start, end)
+        elif isinstance(tree, Seq):
+            at = start
+            for part in tree.parts:
+                after = self._state()
+                self._add(part, at, after)
+                at = after
+            self.jumps[at].append(("", end))
+        else:
+            self._repeat(tree, start, end)
+
+    def _repeat(self, tree: Repeat, start: int, end: int) -> None:
+        at = start
+        for _ in range(tree.low):
+            after = self._state()
+            self._add(tree.item, at, after)
+            at = after
+        if tree.high is None:
+            loop, back = self._state(), self._state()
+            self.jumps[at].append(("", loop))
+            self._add(tree.item, loop, back)
+            self.jumps[back].append(("", loop))
+            self.jumps[loop].append(("", end))
+            return
+        for _ in range(tree.high - tree.low):
+            self.jumps[at].append(("", end))
+            after = self._state()
+            self._add(tree.item, at, after)
+            at = after
+        self.jumps[at].append(("", end))
+
+    def closure(self, states: frozenset[int], *, start: bool, end: bool = False) -> frozenset[int]:
+        """States reached without a character."""
+        seen, todo = set(states), list(states)
+        while todo:
+            for kind, target in self.jumps[todo.pop()]:
+                if target not in seen and (
+                    not kind or (kind == "start" and start) or (kind == "end" and end)
+                ):
+                    seen.add(target)
+                    todo.append(target)
+        return frozenset(seen)
+
+
+def from_tree(tree: Tree) -> Dfa:
+    """All texts in which the tree is found, anywhere unless it has edges."""
+    anything = Repeat(Chars(charset.ALL), 0, None)
+    nfa = _Nfa(Seq((anything, tree, anything)))
+    first = (nfa.closure(frozenset([nfa.start]), start=True), True)
+
+    def row(state: tuple[frozenset[int], bool]) -> list[tuple[int, int, tuple[frozenset[int], bool]]]:
+        moves = [move for one in state[0] for move in nfa.moves[one]]
+        return [
+            (low, high, (nfa.closure(targets, start=False), False)) for low, high, targets in split(moves)
+        ]
+
+    def accepts(state: tuple[frozenset[int], bool]) -> bool:
+        return nfa.end in nfa.closure(state[0], start=state[1], end=True)
+
+    return explore(first, row, accepts)
+
+
+def split(moves: Sequence[tuple[Ranges, int]]) -> list[tuple[int, int, frozenset[int]]]:
+    """Overlapping moves -> disjoint ranges with all of their targets."""
+    events: dict[int, list[tuple[int, bool]]] = {}
+    for ranges, target in moves:
+        for low, high in ranges:
+            events.setdefault(low, []).append((target, True))
+            events.setdefault(high + 1, []).append((target, False))
+    active: dict[int, int] = {}
+    found: list[tuple[int, int, frozenset[int]]] = []
+    points = sorted(events)
+    for point, after in zip(points, points[1:] + [charset.LAST + 1], strict=True):
+        for target, opens in events[point]:
+            active[target] = active.get(target, 0) + (1 if opens else -1)
+        targets = frozenset(target for target, count in active.items() if count)
+        if targets and point < after:
+            found.append((point, after - 1, targets))
+    return found
+
+
+def explore(
+    first: State,
+    row: Callable[[State], Sequence[tuple[int, int, State]]],
+    accepts: Callable[[State], bool],
+) -> Dfa:
+    """The automaton of every state that `row` reaches, trimmed and minimal. Refuses more than MAX_STATES."""
+    numbers: dict[State, int] = {first: 0}
+    states, rows = [first], []
+    for state in states:
+        entries = []
+        for low, high, target in row(state):
+            if target not in numbers:
+                numbers[target] = len(states)
+                states.append(target)
+                if len(states) > MAX_STATES:
+                    raise GrammarRefused(f"an automaton of more than {MAX_STATES} states is needed")
+            entries.append((low, high, numbers[target]))
+        rows.append(entries)
+    return minimal(rows, [accepts(state) for state in states])
+
+
+def minimal(rows: list[list[tuple[int, int, int]]], accepting: list[bool]) -> Dfa:
+    """Equal states merged (Moore), dead states dropped."""
+    alive = _alive(rows, accepting)
+    rows = [[entry for entry in row if alive[entry[2]]] for row in rows]
+    classes = [int(flag) for flag in accepting]
+    count = len(set(classes))
+    while True:
+        seen: dict[tuple[int, Row], int] = {}
+        classes = [
+            seen.setdefault((classes[i], _joined(row, classes)), len(seen)) for i, row in enumerate(rows)
+        ]
+        if len(seen) == count:
+            break
+        count = len(seen)
+    order = {classes[0]: 0}
+    members = [0]
+    for member in members:
+        for _, _, target in rows[member]:
+            if classes[target] not in order:
+                order[classes[target]] = len(members)
+                members.append(target)
+    named = [order.get(one, 0) for one in classes]
+    return Dfa(tuple(_joined(rows[m], named) for m in members), tuple(accepting[m] for m in members))
+
+
+def _alive(rows: list[list[tuple[int, int, int]]], accepting: list[bool]) -> list[bool]:
+    """Which states can still accept."""
+    before: list[list[int]] = [[] for _ in rows]
+    for source, row in enumerate(rows):
+        for _, _, target in row:
+            before[target].append(source)
+    alive = list(accepting)
+    todo = [i for i, flag in enumerate(accepting) if flag]
+    while todo:
+        for source in before[todo.pop()]:
+            if not alive[source]:
+                alive[source] = True
+                todo.append(source)
+    return alive
+
+
+def _joined(row: Sequence[tuple[int, int, int]], classes: list[int]) -> Row:
+    """The row with classes for targets, neighbours merged."""
+    merged: list[tuple[int, int, int]] = []
+    for low, high, target in sorted(row):
+        if merged and merged[-1][2] == classes[target] and merged[-1][1] + 1 == low:
+            merged[-1] = (merged[-1][0], high, classes[target])
+        else:
+            merged.append((low, high, classes[target]))
+    return tuple(merged)
+
+
+def conjunction(parts: Sequence[tuple[Dfa, bool]]) -> Dfa:
+    """Texts that each automaton accepts, or refuses where its flag is False."""
+    dead = -1
+
+    def row(state: tuple[int, ...]) -> list[tuple[int, int, tuple[int, ...]]]:
+        cuts = {0, 0xD800, 0xE000, charset.LAST + 1}
+        for (dfa, _), one in zip(parts, state, strict=True):
+            if one != dead:
+                cuts |= {edge for low, high, _ in dfa.rows[one] for edge in (low, high + 1)}
+        ordered = sorted(cuts)
+        found = []
+        for low, after in itertools.pairwise(ordered):
+            if low == 0xD800:
+                continue
+            target = tuple(
+                dead if one == dead else _next(dfa, one, low)
+                for (dfa, _), one in zip(parts, state, strict=True)
+            )
+            if all(one != dead or not wanted for (_, wanted), one in zip(parts, target, strict=True)):
+                found.append((low, after - 1, target))
+        return found
+
+    def accepts(state: tuple[int, ...]) -> bool:
+        return all(
+            (one != dead and dfa.accepting[one]) == wanted
+            for (dfa, wanted), one in zip(parts, state, strict=True)
+        )
+
+    return explore((0,) * len(parts), row, accepts)
+
+
+def _next(dfa: Dfa, state: int, point: int) -> int:
+    return next((target for low, high, target in dfa.rows[state] if low <= point <= high), -1)
+
+
+def without(dfa: Dfa, ranges: Ranges) -> Dfa:
+    """Texts of the language that hold none of these characters."""
+    rows = [
+        [
+            (first, last, target)
+            for low, high, target in row
+            for first, last in charset.minus(((low, high),), ranges)
+        ]
+        for row in dfa.rows
+    ]
+    return minimal(rows, list(dfa.accepting))

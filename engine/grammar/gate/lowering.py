@@ -1,0 +1,253 @@
+"""From a schema to EBNF: every goal a rule, what can't be met left out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from engine.grammar.gate import scalars
+from engine.grammar.gate.alternatives import Arr, Bool, Goal, Null, Num, Obj, Str, plainly_empty
+from engine.grammar.gate.ebnf_text import Rules, choice, literal, repeat, sequence, written
+from engine.grammar.gate.expansion import Expansion
+from engine.grammar.gate.plans import ArrPlan, ObjPlan, Plan, array_plan, few_values, object_plan
+from engine.grammar.gate.refusals import GrammarRefused
+
+Whitespace = Literal["none", "compact", "flexible"]
+
+MAX_GOALS = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """EBNF of the punctuation between values, with the white space that is allowed there."""
+
+    comma: str
+    colon: str
+    after_open: str
+    before_close: str
+
+
+LAYOUTS: dict[str, Layout] = {
+    "none": Layout('","', '":"', "", ""),
+    "compact": Layout('"," " "?', '":" " "?', "", ""),
+    "flexible": Layout(*('ws "," ws', 'ws ":" ws', "ws", "ws")),
+}
+"""No white space; at most one space after a comma or a colon; up to 20 characters wherever JSON has any."""
+
+WS_RULE = "ws ::= [ \\n\\t]{0,20}"
+
+
+class Lowering:
+    """One schema on its way to rules. `lower` may be called for several goals that share them."""
+
+    def __init__(self, expansion: Expansion, rules: Rules, layout: Layout, *, open_objects: bool) -> None:
+        self.expansion = expansion
+        self.rules = rules
+        self.layout = layout
+        self._open = open_objects
+        self._plans: dict[Goal, tuple[Plan, ...]] = {}
+        self._possible: set[Goal] = set()
+        self._names: dict[Goal, str] = {}
+
+    def lower(self, goal: Goal) -> str:
+        """Name of the rule of a goal. Raises GrammarRefused where no value meets it."""
+        self.prepare(goal)
+        if goal not in self._possible:
+            raise GrammarRefused("no value meets this schema", _place(goal))
+        todo = [goal]
+        name = self._rule(goal, todo)
+        while todo:
+            one = todo.pop()
+            try:
+                self.rules.set(self._names[one], self._body(one, todo))
+            except GrammarRefused as error:
+                raise error if error.path else GrammarRefused(error.why, _place(one)) from error
+        return name
+
+    def prepare(self, goal: Goal) -> None:
+        """Plan all goals below one, and find those that some finite value meets."""
+        todo = [goal]
+        while todo:
+            one = todo.pop()
+            if one in self._plans:
+                continue
+            if len(self._plans) >= MAX_GOALS:
+                raise GrammarRefused(f"more than {MAX_GOALS} combinations of subschemas", _place(goal))
+            try:
+                self._plans[one] = tuple(self._plan(part) for part in self.expansion.goal(one))
+                children = [list(p.goals()) for p in self._plans[one] if isinstance(p, ArrPlan | ObjPlan)]
+            except GrammarRefused as error:
+                raise error if error.path else GrammarRefused(error.why, _place(one)) from error
+            todo += [child for found in children for child in found]
+        self._settle()
+
+    def _plan(self, one: object) -> Plan:
+        if isinstance(one, Arr):
+            return array_plan(one)
+        if isinstance(one, Obj):
+            return object_plan(one, self.expansion, open_objects=self._open)
+        assert isinstance(one, Null | Bool | Num | Str)
+        return one
+
+    def _settle(self) -> None:
+        """Grow the set of goals that can be met until it stays: a value of endless depth is none."""
+        waiting = [goal for goal in self._plans if goal not in self._possible]
+        while waiting:
+            found = [goal for goal in waiting if any(self._can(plan) for plan in self._plans[goal])]
+            if not found:
+                return
+            self._possible |= set(found)
+            waiting = [goal for goal in waiting if goal not in self._possible]
+
+    def _can(self, plan: Plan) -> bool:
+        if isinstance(plan, ArrPlan | ObjPlan):
+            return plan.possible(self._possible.__contains__)
+        if isinstance(plan, Num):
+            return not plan.conditions or plan.chosen is not None or not plainly_empty(plan)
+        return not isinstance(plan, Str) or plan.chosen is not None or not plainly_empty(plan)
+
+    def _rule(self, goal: Goal, todo: list[Goal]) -> str:
+        if goal not in self._names:
+            self._names[goal] = self.rules.fresh()
+            todo.append(goal)
+        return self._names[goal]
+
+    def _body(self, goal: Goal, todo: list[Goal]) -> str:
+        kept = [plan for plan in self._plans[goal] if self._can(plan)]
+        return choice([self._text(plan, todo) for plan in kept])
+
+    def _text(self, plan: Plan, todo: list[Goal]) -> str:
+        if isinstance(plan, Null):
+            return '"null"'
+        if isinstance(plan, Bool):
+            return choice([literal("true" if value else "false") for value in plan.values])
+        if isinstance(plan, Num):
+            return scalars.number(plan, self.rules)
+        if isinstance(plan, Str):
+            return scalars.string(plan, self.rules)
+        return self._array(plan, todo) if isinstance(plan, ArrPlan) else self._object(plan, todo)
+
+    def _array(self, plan: ArrPlan, todo: list[Goal]) -> str:
+        limit = plan.limit(self._possible.__contains__)
+        if plan.unique is not None and (limit is None or limit > 1):
+            return self._unique(plan, limit)
+        if plan.holds:
+            return self._counted(plan, todo)
+        opens, closes, comma = self._brackets("[", "]")
+        if limit == 0:
+            return sequence((opens, closes))
+        size = len(plan.first) if limit is None else min(len(plan.first), limit)
+        tail = ""
+        if limit is None or limit > size:
+            rest = self._rule(plan.rest, todo)
+            least, most = max(0, plan.low - max(size, 1)), None if limit is None else limit - max(size, 1)
+            tail = repeat(sequence((comma, rest)), least, most)
+            if size == 0:
+                tail = sequence((rest, tail))
+                return sequence((opens, tail if plan.low else f"({tail})?", closes))
+        for place in range(size - 1, -1, -1):
+            tail = sequence((comma if place else "", self._rule(plan.first[place], todo), tail))
+            tail = tail if place < plan.low else f"({tail})?"
+        return sequence((opens, tail, closes))
+
+    def _brackets(self, opens: str, closes: str) -> tuple[str, str, str]:
+        layout = self.layout
+        before = sequence((literal(opens), layout.after_open))
+        return before, sequence((layout.before_close, literal(closes))), layout.comma
+
+    def _counted(self, plan: ArrPlan, todo: list[Goal]) -> str:
+        """An array as one rule for each size and count so far."""
+        opens, closes, comma = self._brackets("[", "]")
+        moves = plan.states(self._possible.__contains__)
+        names = {state: self.rules.fresh() for state in moves}
+        for state, found in moves.items():
+            options = [closes] if plan.accepts(*state) else []
+            first = comma if state[0] else ""
+            options += [sequence((first, self._rule(goal, todo), names[to])) for goal, to in found]
+            self.rules.set(names[state], choice(options))
+        return sequence((opens, names[(0, (0,) * len(plan.holds))]))
+
+    def _unique(self, plan: ArrPlan, limit: int | None) -> str:
+        """Different items: one rule for each set of values still free."""
+        values = few_values(self.expansion.goal(plan.rest))
+        if plan.first or plan.holds or values is None:
+            why = "is enforced only where items are one of at most 8 constants, or there is at most one item"
+            raise GrammarRefused(why, plan.unique or "")
+        opens, closes, comma = self._brackets("[", "]")
+        texts = [self._text(value, []) for value in values]
+        names: dict[frozenset[int], str] = {}
+        todo = [frozenset(range(len(texts)))]
+        most = len(texts) if limit is None else limit
+        if plan.low > min(most, len(texts)):
+            raise GrammarRefused(f"{plan.low} different items are more than there are", plan.unique or "")
+        names[todo[0]] = self.rules.fresh()
+        for free in todo:
+            size = len(texts) - len(free)
+            options = [closes] if size >= plan.low else []
+            for value in sorted(free) if size < most else ():
+                after = free - {value}
+                if after not in names:
+                    names[after] = self.rules.fresh()
+                    todo.append(after)
+                options.append(sequence((comma if size else "", f"({texts[value]})", names[after])))
+            self.rules.set(names[free], choice(options))
+        return sequence((opens, names[todo[0]]))
+
+    def _object(self, plan: ObjPlan, todo: list[Goal]) -> str:
+        """An object as one rule for each listed member and count so far; members come in their order."""
+        opens, closes, _ = self._brackets("{", "}")
+        alive = plan.alive(self._possible.__contains__)
+        bodies: dict[tuple[int, int], list[str]] = {}
+        names: dict[tuple[int, int], str] = {}
+        order = [(0, 0)]
+        names[0, 0] = self.rules.fresh()
+        for state in order:
+            place, count = state
+            if place == len(plan.entries):
+                bodies[state] = [self._others(plan, count, todo)]
+                continue
+            for taken, after in ((True, min(count + 1, plan.cap)), (False, count)):
+                if self._may(plan, state, taken=taken) and after in alive[place + 1]:
+                    target = (place + 1, after)
+                    if target not in names:
+                        names[target] = self.rules.fresh()
+                        order.append(target)
+                    part = self._member(plan, state, todo) if taken else ""
+                    bodies.setdefault(state, []).append(sequence((part, names[target])))
+        for state in order:
+            self.rules.set(names[state], choice(bodies[state]))
+        return sequence((opens, names[0, 0], closes))
+
+    def _may(self, plan: ObjPlan, state: tuple[int, int], *, taken: bool) -> bool:
+        _, goal, required = plan.entries[state[0]]
+        if not taken:
+            return not required
+        return goal in self._possible and (plan.high is None or state[1] < plan.high)
+
+    def _member(self, plan: ObjPlan, state: tuple[int, int], todo: list[Goal]) -> str:
+        name, goal, _ = plan.entries[state[0]]
+        comma = self.layout.comma if state[1] else ""
+        key = literal(f'"{written(name, "json")}"')
+        return sequence((comma, key, self.layout.colon, self._rule(goal, todo)))
+
+    def _others(self, plan: ObjPlan, count: int, todo: list[Goal]) -> str:
+        bounds = plan.last(count, self._possible.__contains__)
+        assert bounds is not None
+        least, most = bounds
+        if most == 0:
+            return '""'
+        options = [
+            sequence((f"({scalars.string(key, self.rules)})", self.layout.colon, self._rule(goal, todo)))
+            for key, goal in plan.others
+            if goal in self._possible
+        ]
+        member = self.rules.shared(choice(options))
+        more = sequence((self.layout.comma, member))
+        if count:
+            return repeat(more, least, most)
+        found = sequence((member, repeat(more, 0, None if most is None else most - 1)))
+        return found if least else f"({found})?"
+
+
+def _place(goal: Goal) -> str:
+    return next((node.path for node, _ in reversed(goal) if node.path), "/")

@@ -1,0 +1,44 @@
+"""JSON schemas: a text becomes the EBNF of the values that it allows, or is refused by keyword and place."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from engine.grammar.gate import jsontext
+from engine.grammar.gate.document import Document
+from engine.grammar.gate.ebnf_text import Rules
+from engine.grammar.gate.expansion import Expansion
+from engine.grammar.gate.jsontext import LIMITS, Limits
+from engine.grammar.gate.lowering import LAYOUTS, WS_RULE, Lowering, Whitespace
+from engine.grammar.key import GrammarKey
+
+MAX_GRAMMAR_CHARS = 2_000_000
+
+
+def schema_grammar(
+    schema: Any, *, whitespace: Whitespace = "compact", open_objects: bool = False, limits: Limits = LIMITS
+) -> GrammarKey:
+    """The key of a JSON schema, given as text or as a decoded value.
+
+    open_objects  listed properties alone don't close an object, as the standard has it
+    Raises GrammarRefused with the JSON pointer of what can't be enforced.
+    """
+    value = (
+        jsontext.parse(schema, limits)
+        if isinstance(schema, str | bytes)
+        else jsontext.from_value(schema, limits)
+    )
+    lowering = lowering_of(value, whitespace, open_objects=open_objects, limits=limits)
+    root = lowering.expansion.document.root
+    name = lowering.lower(((root, True),))
+    text = lowering.rules.text(name) + (f"\n{WS_RULE}" if whitespace == "flexible" else "")
+    return GrammarKey("json_schema", text, (("whitespace", whitespace), ("open_objects", open_objects)))
+
+
+def lowering_of(
+    value: Any, whitespace: Whitespace, *, open_objects: bool, limits: Limits = LIMITS
+) -> Lowering:
+    """A parsed schema, ready to lower its root or parts of it."""
+    expansion = Expansion(Document(value, limits))
+    rules = Rules(limits.rules, MAX_GRAMMAR_CHARS)
+    return Lowering(expansion, rules, LAYOUTS[whitespace], open_objects=open_objects)
