@@ -1,6 +1,6 @@
 """The training implementation of DeepSeek-V4: whole rows, no cache, compiled layer by layer."""
 
-from typing import cast
+from typing import TypeVar, cast
 
 import torch
 import torch.nn.functional as F
@@ -10,6 +10,8 @@ from training.attention import Attention, Norm, rotation_tables
 from training.experts import Experts
 from training.geometry import Geometry
 from training.sinkhorn import sinkhorn
+
+Anything = TypeVar("Anything", bound=nn.Module)
 
 MAX_LENGTH = 2048
 STAGES = ("dense", "index", "select")
@@ -85,6 +87,15 @@ class Layer(nn.Module):
         return spread(out, streams, post, comb), load
 
 
+def head_collapse(streams: Tensor, fn: Tensor, base: Tensor, scale: Tensor, geometry: Geometry) -> Tensor:
+    """One vector of the streams [T, hc, H], weighed as `fn`, `base` and `scale` say; [T, H]."""
+    z = streams.flatten(-2)
+    mix = F.linear(z, fn.to(z.dtype)).float()
+    mix = mix * torch.rsqrt(z.float().square().mean(-1, keepdim=True) + geometry.rms_norm_eps)
+    pre = torch.sigmoid(mix * scale + base) + geometry.hc_eps
+    return (pre[..., None] * streams.float()).sum(1).to(streams.dtype)
+
+
 class Head(nn.Module):
     """Collapses the streams once more, normalises, and scores the vocabulary."""
 
@@ -97,15 +108,14 @@ class Head(nn.Module):
         self.norm = Norm(g.hidden_size, g.rms_norm_eps)
         self.weight = nn.Parameter(torch.empty(g.vocab_size, g.hidden_size))
 
+    def hidden(self, streams: Tensor) -> Tensor:
+        """What is scored against the vocabulary: [T, H] after the norm."""
+        h: Tensor = self.norm(head_collapse(streams, self.fn, self.base, self.scale, self.geometry))
+        return h
+
     def logits(self, streams: Tensor) -> Tensor:
         """[T, vocabulary] in the streams' type."""
-        g = self.geometry
-        z = streams.flatten(-2)
-        mix = F.linear(z, self.fn.to(z.dtype)).float()
-        mix = mix * torch.rsqrt(z.float().square().mean(-1, keepdim=True) + g.rms_norm_eps)
-        pre = torch.sigmoid(mix * self.scale + self.base) + g.hc_eps
-        h = (pre[..., None] * streams.float()).sum(1).to(streams.dtype)
-        return F.linear(self.norm(h), self.weight)
+        return F.linear(self.hidden(streams), self.weight)
 
     def forward(self, streams: Tensor, labels: Tensor) -> Tensor:
         """Nats of each label [T] float32, 0 where a label is negative."""
@@ -196,7 +206,7 @@ def stays_wide(name: str, parameter: Tensor) -> bool:
     return parameter.ndim < 2 or name.endswith((".fn", "ape"))
 
 
-def use_bf16(model: Model) -> Model:
+def use_bf16(model: Anything) -> Anything:
     """Casts every other parameter to bf16."""
     for name, parameter in model.named_parameters():
         if not stays_wide(name, parameter):

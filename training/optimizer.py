@@ -8,14 +8,17 @@ The model holds rounded copies of the masters: bf16 at first, the checkpoint's f
 A gradient taken at the rounded weights and applied to the masters is straight-through rounding.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
-from training.model import Model, stays_wide
+from training.geometry import Geometry
+from training.model import stays_wide
 from training.rounding import format_of, rounded
 
 MOMENTUM = 0.95
@@ -84,10 +87,19 @@ def _block(kind: str, parts: list[tuple[torch.nn.Parameter, Tensor]], adam: bool
     return Block(kind, weights, grads, master, torch.zeros_like(master), second)
 
 
+class Trained(Protocol):
+    """What an optimizer needs of a model or draft."""
+
+    geometry: Geometry
+
+    def named_parameters(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
+        """Every parameter."""
+
+
 class Optimizer:
     """Owns the model's weight and gradient storage; make it after the model is on its device and typed."""
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Trained) -> None:
         groups: dict[tuple[object, ...], list[tuple[torch.nn.Parameter, Tensor]]] = {}
         for name, parameter in model.named_parameters():
             data = parameter.data

@@ -14,7 +14,7 @@ def format_of(name: str) -> str:
     if name.endswith((".ffn.w1", ".ffn.w2", ".ffn.w3")):
         return "fp4"
     last = name.removesuffix(".weight").rsplit(".", 1)[-1]
-    dense = last in ("wq_a", "wq_b", "wo_a", "wo_b", "shared_w1", "shared_w2", "shared_w3")
+    dense = last in ("wq_a", "wq_b", "wo_a", "wo_b", "shared_w1", "shared_w2", "shared_w3", "main_proj")
     return "fp8" if dense or name.endswith("attn.wkv.weight") else "bf16"
 
 
