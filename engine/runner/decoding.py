@@ -28,6 +28,7 @@ class StepColumns:
 
     chunks  int64, counts of chunks, 0 for groups that decode
     verify  int64, 0 for chunks
+    agreed  most rows of the step, as the ranks agreed
     """
 
     slots: Int32
@@ -38,6 +39,7 @@ class StepColumns:
     decodes: npt.NDArray[np.bool_]
     chunks: Int
     verify: Int
+    agreed: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +71,7 @@ class Laid:
     lens: Int
 
 
-def read_columns(job: RunStep, state: KVState) -> StepColumns:
+def read_columns(job: RunStep, state: KVState, rank: int) -> StepColumns:
     """raises ShapeMismatch for columns that disagree, PageAccounting for a stale generation"""
     slots, generations, starts, counts, tokens = (
         np.frombuffer(column, np.int32)
@@ -85,7 +87,8 @@ def read_columns(job: RunStep, state: KVState) -> StepColumns:
         )
     check_generations(state, slots, generations)
     chunks = np.where(decodes, 0, counts).astype(np.int64)
-    return StepColumns(slots, generations, starts, counts, tokens, decodes, chunks, verify)
+    agreed = job.ranks[rank][1] if job.ranks else int(chunks.sum() + verify.sum())
+    return StepColumns(slots, generations, starts, counts, tokens, decodes, chunks, verify, agreed)
 
 
 def decoding_groups(columns: StepColumns, round_: Round) -> Decoding:
@@ -113,6 +116,13 @@ def anchors_of(columns: StepColumns, decoding: Decoding, state: KVState, to: Upl
         return relayed
     told = to.int64(given)
     return torch.where(told < 0, relayed, told)
+
+
+def check_agreed(epoch: int, columns: StepColumns, laid: Laid) -> None:
+    """raises ShapeMismatch where the step has more rows than its peers make room for"""
+    rows = int(columns.chunks.sum() + laid.rows.sum())
+    if rows > columns.agreed:
+        raise ShapeMismatch(f"step {epoch} has {rows} rows, but the ranks agreed on {columns.agreed}")
 
 
 def laid_step(job: RunStep, columns: StepColumns, decoding: Decoding, laid: Laid) -> tuple[RunStep, Int]:

@@ -33,6 +33,7 @@ from engine.runner.decoding import (
     Laid,
     StepColumns,
     anchors_of,
+    check_agreed,
     decoding_groups,
     drafted_columns,
     laid_step,
@@ -97,10 +98,10 @@ class Rounds:
             raise
 
     def _execute(self, job: RunStep, began: float) -> StepDone:
-        columns = read_columns(job, self.state)
+        columns = read_columns(job, self.state, self.model.groups.dp.rank)
         outcome = Outcome(failed=self._broken(columns))
-        decoding = self.begin(job, columns, outcome)
-        laid = self.layout(columns, decoding, self.draft(columns, decoding, job.budget), job.budget)
+        decoding = self.begin(job.epoch, columns, outcome)
+        laid = self.layout(job, columns, decoding, self.draft(columns, decoding, job.budget))
         drafted_at = time.perf_counter()
         target = self.verify(job, columns, decoding, laid)
         verified_at = time.perf_counter()
@@ -129,15 +130,14 @@ class Rounds:
             return {}
         return {g: broken[slot] for g, slot in enumerate(columns.slots.tolist()) if slot in broken}
 
-    def begin(self, job: RunStep, columns: StepColumns, outcome: Outcome) -> Decoding:
+    def begin(self, epoch: int, columns: StepColumns, outcome: Outcome) -> Decoding:
         """The decoding groups; a group whose slot is broken verifies nothing."""
         caps = columns.verify
         if outcome.failed:
             caps = caps.copy()
             caps[list(outcome.failed)] = 0
-        rows = job.ranks[self.model.groups.dp.rank][1] if job.ranks else int((columns.chunks + caps).sum())
-        begin = Begin(job.epoch, columns.slots, columns.generations, columns.chunks, caps, rows)
-        self.round.receive(begin)
+        slots, generations = columns.slots, columns.generations
+        self.round.receive(Begin(epoch, slots, generations, columns.chunks, caps, columns.agreed))
         return decoding_groups(columns, self.round)
 
     def draft(self, columns: StepColumns, decoding: Decoding, budget: int) -> Drafts | None:
@@ -153,13 +153,14 @@ class Rounds:
         self.round.receive(Drafted())
         return drafts
 
-    def layout(self, columns: StepColumns, decoding: Decoding, drafts: Drafts | None, budget: int) -> Laid:
+    def layout(self, job: RunStep, columns: StepColumns, decoding: Decoding, drafts: Drafts | None) -> Laid:
         """How many rows each group runs."""
         if drafts is None:
             ones = np.ones_like(decoding.caps)
             laid = Laid(None, ones, ones)
         else:
-            laid = Laid(drafts, *self.speculation.layout(drafts, decoding.caps, budget))
+            laid = Laid(drafts, *self.speculation.layout(drafts, decoding.caps, job.budget))
+        check_agreed(job.epoch, columns, laid)
         lens = columns.chunks.copy()
         lens[decoding.groups] = laid.lens
         self.round.receive(LaidOut(lens))

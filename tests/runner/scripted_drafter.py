@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -21,21 +22,27 @@ class ScriptedDrafter:
     Its KV is the position and the sum of the taps of each ring row: position 0 alone would hide an unwritten
     ring, so positions count from 1.
 
-    seen  (slot, length, first visible position) of every draft
-    taps_seen  (slot, position) -> taps [K, H] of every injected row
+    samples        the tokens are picked by `choose` from logits around the script
+    check_anchors  anchors must be the script's
+    broken         slots whose drafts are NaN
+    seen           (slot, length, first visible position) of every draft
+    taps_seen      (slot, position) -> taps [K, H] of every injected row
+    next_seen      (slot, position) -> the token behind it, as the runner gave it
     """
 
-    needs_next_tokens = False
-
-    def __init__(self, block: int, taps: tuple[int, ...], vocab_size: int = 256) -> None:
+    def __init__(
+        self, block: int, taps: tuple[int, ...], vocab_size: int = 256, *, needs_next_tokens: bool = False
+    ) -> None:
         self.block, self.taps, self.vocab_size = block, taps, vocab_size
+        self.needs_next_tokens = needs_next_tokens
         self.texts: dict[int, list[int]] = {}
         self.wrong: set[tuple[int, int]] = set()
         self.survival: Survival = lambda slot, length, place: 0.9 ** (place + 1)
         self.broken: set[int] = set()
-        self.samples = False
+        self.samples, self.check_anchors = False, True
         self.seen: list[tuple[int, int, int]] = []
         self.taps_seen: dict[tuple[int, int], Tensor] = {}
+        self.next_seen: dict[tuple[int, int], int] = {}
 
     def new_state(self, slots: int) -> DraftState:
         """Rows that were never written are NaN."""
@@ -52,6 +59,9 @@ class ScriptedDrafter:
             zip(rows.slots.tolist(), rows.positions.tolist(), strict=True)
         ):
             self.taps_seen[slot, position] = taps[:, row].clone()
+            if rows.next_tokens is not None:
+                self.next_seen[slot, position] = int(rows.next_tokens[row])
+        assert (rows.next_tokens is not None) == self.needs_next_tokens
 
     def draft(
         self, state: DraftState, rows: DraftRows, choose: Choose = greedy, *, keep_logits: bool = False
@@ -65,7 +75,8 @@ class ScriptedDrafter:
             sight = torch.arange(max(first, length - RING), length)
             found = state.pool[0, state.ring_rows(torch.tensor(slot), sight), 0]
             assert found.tolist() == (sight + 1).tolist(), (slot, length, first)
-            assert int(rows.anchors[row]) == self.texts[slot][length], (slot, length)
+            if self.check_anchors:
+                assert int(rows.anchors[row]) == self.texts[slot][length], (slot, length)
             self.seen.append((slot, length, first))
             for place in range(self.block):
                 survival[row, place] = self.survival(slot, length, place)
@@ -84,7 +95,7 @@ class ScriptedDrafter:
         token = text[position] if position < len(text) else 0
         return (token + 1) % self.vocab_size if (slot, position) in self.wrong else token
 
-    def _logits(self, ids: np.typing.NDArray[np.int64]) -> Tensor:
+    def _logits(self, ids: npt.NDArray[np.int64]) -> Tensor:
         """Mass around the scripted token, and some everywhere."""
         logits = torch.zeros(*ids.shape, self.vocab_size)
         return logits.scatter_(2, torch.from_numpy(ids % self.vocab_size)[:, :, None], 5.0)

@@ -1,15 +1,26 @@
-"""A host that plans steps with speculation by hand, with bounds instead of lengths, as a scheduler has them."""
+"""A host that plans steps with speculation by hand, and knows bounds of lengths, as a scheduler does."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 
 from engine.config import PAGE_TOKENS
+from engine.memory.pools import KVState
 from engine.messages import RunStep, Sampling, SlotBind, StepDone
+from engine.model.model import DeepseekV4
+from engine.runner.speculative import MaskSource, Speculation, VerifyMode
+from engine.runner.step import StepRunner
 from tests.runner.driver import Driver, Planned, Request, int32
+from tests.runner.scripted_drafter import ScriptedDrafter
+
+BLOCK, SLOTS, PAGES = 5, 8, 60
+TAPS = (1, 3, 4)
+CPU = torch.device("cpu")
+GREEDY = Sampling(600, temperature=0.0)
 
 
 @dataclass
@@ -131,3 +142,35 @@ class SpecDriver(Driver):
             request.slot, request.generation, 7, request.child, request.sampling, request.own_prompt,
             int32(request.prompt), request.total,
         )  # fmt: skip
+
+
+def prompt(length: int, seed: int) -> list[int]:
+    """Random tokens."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(2, 256, (length,), generator=generator).tolist()
+
+
+def scripted_driver(
+    model: DeepseekV4,
+    mode: VerifyMode = "compact",
+    masks: MaskSource | None = None,
+    *,
+    next_tokens: bool = False,
+) -> tuple[SpecDriver, ScriptedDrafter]:
+    """A runner that drafts by script, with an empty cache."""
+    state = KVState(model.config, SLOTS, PAGES, PAGES, CPU, torch.float32)
+    drafter = ScriptedDrafter(BLOCK, TAPS, needs_next_tokens=next_tokens)
+    return SpecDriver(StepRunner(model, state, (1,), Speculation(drafter, state, mode, masks))), drafter
+
+
+def plain_texts(
+    model: DeepseekV4, prompts: Mapping[int, list[int]], tokens: int, sampling: Sampling = GREEDY
+) -> dict[int, list[int]]:
+    """Each prompt, and so many tokens that a runner without speculation makes of it."""
+    state = KVState(model.config, SLOTS, PAGES, PAGES, CPU, torch.float32)
+    driver = Driver(StepRunner(model, state, (1,)))
+    requests = [driver.request(slot, ids, sampling) for slot, ids in prompts.items()]
+    driver.step(*((request, len(request.prompt)) for request in requests))
+    for _ in range(tokens - 1):
+        driver.step(*((request, 1) for request in requests))
+    return {request.slot: request.prompt + request.output for request in requests}
