@@ -10,7 +10,7 @@ from typing import Literal, get_args
 
 from engine.errors import BadMessage
 
-Kind = Literal["json_schema", "json_object", "regex", "ebnf", "choice", "structural_tag"]
+Kind = Literal["json_schema", "json_object", "regex", "ebnf", "choice", "tool_calls", "structural_tag"]
 """What the client asked for."""
 
 KINDS: tuple[str, ...] = get_args(Kind)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -51,18 +52,33 @@ class Lowering:
 
     def lower(self, goal: Goal) -> str:
         """Name of the rule of a goal. Raises GrammarRefused where no value meets it."""
+        self.plans(goal)
+        todo: list[Goal] = []
+        name = self._rule(goal, todo)
+        self._write(todo)
+        return name
+
+    def plans(self, goal: Goal) -> list[Plan]:
+        """What a goal may be, as far as any value can. Raises GrammarRefused where none can."""
         self.prepare(goal)
         if goal not in self._possible:
             raise GrammarRefused("no value meets this schema", _place(goal))
-        todo = [goal]
-        name = self._rule(goal, todo)
+        return [plan for plan in self._plans[goal] if self._can(plan)]
+
+    def expression(self, plan: Plan) -> str:
+        """EBNF of one alternative; the rules that it needs are made."""
+        todo: list[Goal] = []
+        text = self._text(plan, todo)
+        self._write(todo)
+        return text
+
+    def _write(self, todo: list[Goal]) -> None:
         while todo:
             one = todo.pop()
             try:
                 self.rules.set(self._names[one], self._body(one, todo))
             except GrammarRefused as error:
                 raise error if error.path else GrammarRefused(error.why, _place(one)) from error
-        return name
 
     def prepare(self, goal: Goal) -> None:
         """Plan all goals below one, and find those that some finite value meets."""
@@ -113,8 +129,7 @@ class Lowering:
         return self._names[goal]
 
     def _body(self, goal: Goal, todo: list[Goal]) -> str:
-        kept = [plan for plan in self._plans[goal] if self._can(plan)]
-        return choice([self._text(plan, todo) for plan in kept])
+        return choice([self._text(plan, todo) for plan in self.plans(goal)])
 
     def _text(self, plan: Plan, todo: list[Goal]) -> str:
         if isinstance(plan, Null):
@@ -194,41 +209,47 @@ class Lowering:
         return sequence((opens, names[todo[0]]))
 
     def _object(self, plan: ObjPlan, todo: list[Goal]) -> str:
-        """An object as one rule for each listed member and count so far; members come in their order."""
-        opens, closes, _ = self._brackets("{", "}")
+        opens, closes, comma = self._brackets("{", "}")
+
+        def member(name: str, goal: Goal, count: int) -> str:
+            key = literal(f'"{written(name, "json")}"')
+            return sequence((comma if count else "", key, self.layout.colon, self._rule(goal, todo)))
+
+        members = self.members(plan, member, lambda count: self._others(plan, count, todo))
+        return sequence((opens, members, closes))
+
+    def members(
+        self, plan: ObjPlan, member: Callable[[str, Goal, int], str], others: Callable[[int], str]
+    ) -> str:
+        """Members in their order: one rule for each listed one and count so far.
+
+        member  EBNF of one by its name and goal, after so many
+        others  EBNF of those that aren't listed, after so many
+        """
         alive = plan.alive(self._possible.__contains__)
         bodies: dict[tuple[int, int], list[str]] = {}
-        names: dict[tuple[int, int], str] = {}
+        names = {(0, 0): self.rules.fresh()}
         order = [(0, 0)]
-        names[0, 0] = self.rules.fresh()
         for state in order:
             place, count = state
             if place == len(plan.entries):
-                bodies[state] = [self._others(plan, count, todo)]
+                bodies[state] = [others(count)]
                 continue
-            for taken, after in ((True, min(count + 1, plan.cap)), (False, count)):
-                if self._may(plan, state, taken=taken) and after in alive[place + 1]:
-                    target = (place + 1, after)
-                    if target not in names:
-                        names[target] = self.rules.fresh()
-                        order.append(target)
-                    part = self._member(plan, state, todo) if taken else ""
-                    bodies.setdefault(state, []).append(sequence((part, names[target])))
+            name, goal, required = plan.entries[place]
+            may = goal in self._possible and (plan.high is None or count < plan.high)
+            ways = [(member(name, goal, count), min(count + 1, plan.cap))] if may else []
+            ways += [] if required else [("", count)]
+            for part, after in ways:
+                if after not in alive[place + 1]:
+                    continue
+                target = (place + 1, after)
+                if target not in names:
+                    names[target] = self.rules.fresh()
+                    order.append(target)
+                bodies.setdefault(state, []).append(sequence((part, names[target])))
         for state in order:
             self.rules.set(names[state], choice(bodies[state]))
-        return sequence((opens, names[0, 0], closes))
-
-    def _may(self, plan: ObjPlan, state: tuple[int, int], *, taken: bool) -> bool:
-        _, goal, required = plan.entries[state[0]]
-        if not taken:
-            return not required
-        return goal in self._possible and (plan.high is None or state[1] < plan.high)
-
-    def _member(self, plan: ObjPlan, state: tuple[int, int], todo: list[Goal]) -> str:
-        name, goal, _ = plan.entries[state[0]]
-        comma = self.layout.comma if state[1] else ""
-        key = literal(f'"{written(name, "json")}"')
-        return sequence((comma, key, self.layout.colon, self._rule(goal, todo)))
+        return names[0, 0]
 
     def _others(self, plan: ObjPlan, count: int, todo: list[Goal]) -> str:
         bounds = plan.last(count, self._possible.__contains__)

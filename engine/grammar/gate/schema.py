@@ -28,6 +28,13 @@ def schema_grammar(
         if isinstance(schema, str | bytes)
         else jsontext.from_value(schema, limits)
     )
+    return parsed_grammar(value, whitespace, open_objects=open_objects, limits=limits)
+
+
+def parsed_grammar(
+    value: Any, whitespace: Whitespace, *, open_objects: bool, limits: Limits = LIMITS
+) -> GrammarKey:
+    """The same of a schema that was read already."""
     lowering = lowering_of(value, whitespace, open_objects=open_objects, limits=limits)
     root = lowering.expansion.document.root
     name = lowering.lower(((root, True),))
@@ -42,3 +49,9 @@ def lowering_of(
     expansion = Expansion(Document(value, limits))
     rules = Rules(limits.rules, MAX_GRAMMAR_CHARS)
     return Lowering(expansion, rules, LAYOUTS[whitespace], open_objects=open_objects)
+
+
+def object_grammar(*, whitespace: Whitespace = "compact") -> GrammarKey:
+    """Any JSON object."""
+    made = parsed_grammar({"type": "object"}, whitespace, open_objects=True)
+    return GrammarKey("json_object", made.text, (("whitespace", whitespace),))

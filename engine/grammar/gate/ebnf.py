@@ -1,0 +1,289 @@
+"""Grammars that clients write in EBNF: read in full, so that what is passed on is known to be harmless.
+
+The accepted language is the plain part of the compiler's: rules, strings, classes, groups, alternatives and
+repetition. Token sets, dispatch, lookahead and rule attributes are refused by name.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from engine.grammar.gate.jsontext import LIMITS, Limits
+from engine.grammar.gate.refusals import GrammarRefused
+from engine.grammar.key import GrammarKey
+
+MAX_CHARS = 65_536
+MAX_DEPTH = 64
+MAX_REPEAT = 10_000
+MAX_ITEMS = 20_000
+
+_TOKEN = re.compile(
+    r"""(?P<space>[ \t\r\n]+|\#[^\r\n]*)
+      |(?P<name>[A-Za-z_.-][A-Za-z0-9_.-]*)
+      |(?P<assign>::=)
+      |(?P<string>"(?:[^"\\\r\n]|\\.)*")
+      |(?P<class>\[(?:[^\]\\\r\n]|\\.)*\])
+      |(?P<bounds>\{\s*\d{1,9}\s*(?:,\s*(?:\d{1,9})?\s*)?\})
+      |(?P<ahead>\(=)
+      |(?P<mark>[|()*+?])""",
+    re.VERBOSE,
+)
+_ESCAPE = re.compile(
+    r"\\(?:[nrtbfva0e'\"?\\^$.*+()\[\]{}|/-]|[dDsSwW]|x[0-9A-Fa-f]{2}|u[0-9A-Fa-f]{4}|U[0-9A-Fa-f]{8})"
+)
+MACROS = ("TagDispatch", "Token", "ExcludeToken", "TokenTagDispatch")
+
+
+@dataclass(frozen=True, slots=True)
+class Atom:
+    """A string or a class; `nullable` for the empty string."""
+
+    nullable: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Ref:
+    """Another rule, by name."""
+
+    name: str
+    at: int
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Alternatives of sequences, `low` to `high` times (None: without end)."""
+
+    options: tuple[tuple[Part, ...], ...]
+    low: int
+    high: int | None
+
+
+Part = Atom | Ref | Group
+
+
+def ebnf_grammar(text: Any, limits: Limits = LIMITS) -> GrammarKey:
+    """The key of a client's grammar, its text unchanged. Raises GrammarRefused with the position."""
+    if not isinstance(text, str) or not text.strip():
+        raise GrammarRefused("must be a grammar that isn't empty")
+    if len(text) > min(limits.chars, MAX_CHARS):
+        raise GrammarRefused(f"{len(text)} characters are more than {min(limits.chars, MAX_CHARS)}")
+    if "\0" in text or re.search(r"[\ud800-\udfff]", text):
+        raise GrammarRefused("a NUL or half of a surrogate pair")
+    rules = _Parser(text).rules()
+    check_rules(rules)
+    return GrammarKey("ebnf", text)
+
+
+class _Parser:
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._items: list[tuple[str, str, int]] = list(self._tokens())
+        self._at = 0
+        self._depth = 0
+
+    def _tokens(self) -> Iterable[tuple[str, str, int]]:
+        at, count = 0, 0
+        while at < len(self._text):
+            match = _TOKEN.match(self._text, at)
+            if not match or match.lastgroup is None:
+                raise self._bad(f"{self._text[at : at + 12]!r} is not understood", at)
+            if match.lastgroup in ("string", "class"):
+                self._check_escapes(match.group(), at)
+            if match.lastgroup != "space":
+                count += 1
+                yield match.lastgroup, match.group(), at
+            if count > MAX_ITEMS:
+                raise GrammarRefused(f"more than {MAX_ITEMS} parts")
+            at = match.end()
+
+    def _bad(self, why: str, at: int) -> GrammarRefused:
+        line = self._text.count("\n", 0, at) + 1
+        return GrammarRefused(f"{why} (line {line}, column {at - self._text.rfind(chr(10), 0, at)})")
+
+    def _check_escapes(self, text: str, at: int) -> None:
+        for escape in re.finditer(r"\\.", text):
+            known = _ESCAPE.match(text, escape.start())
+            hexadecimal = known and known.group().startswith("\\x")
+            # The compiler reads as many digits after \x as there are.
+            if not known or (hexadecimal and re.match("[0-9A-Fa-f]", text[known.end() : known.end() + 1])):
+                raise self._bad(f"the escape {text[escape.start() : escape.start() + 4]!r}", at)
+            if known.group() in ("\\0", "\\x00", "\\u0000", "\\U00000000"):
+                raise self._bad("a NUL", at)
+
+    def _peek(self, ahead: int = 0) -> tuple[str, str, int]:
+        at = self._at + ahead
+        return self._items[at] if at < len(self._items) else ("end", "", len(self._text))
+
+    def rules(self) -> dict[str, Group]:
+        """Rules by name."""
+        found: dict[str, Group] = {}
+        while self._peek()[0] != "end":
+            kind, name, at = self._peek()
+            if kind != "name" or self._peek(1)[0] != "assign":
+                what = "attributes of a rule are" if self._peek(1)[0] == "class" else "a rule must be"
+                raise self._bad(f"{what} not understood; write `name ::= ...`", at)
+            if name in found:
+                raise self._bad(f"the rule {name!r} is there twice", at)
+            self._at += 2
+            found[name] = self._group(1, 1)
+        if "root" not in found:
+            raise GrammarRefused("there is no rule named root")
+        return found
+
+    def _group(self, low: int, high: int | None) -> Group:
+        options: list[tuple[Part, ...]] = []
+        while True:
+            options.append(self._sequence())
+            if self._peek()[1] != "|":
+                return Group(tuple(options), low, high)
+            self._at += 1
+
+    def _sequence(self) -> tuple[Part, ...]:
+        parts: list[Part] = []
+        while True:
+            kind, text, at = self._peek()
+            if kind == "end" or text in ("|", ")") or (kind == "name" and self._peek(1)[0] == "assign"):
+                return tuple(parts)
+            parts.append(self._repeated(self._part(kind, text, at)))
+
+    def _part(self, kind: str, text: str, at: int) -> Part:
+        self._at += 1
+        if kind == "string":
+            return Atom(text == '""')
+        if kind == "class":
+            if text in ("[]", "[^]"):
+                raise self._bad("an empty class", at)
+            return Atom(False)
+        if kind == "name":
+            if text in MACROS and self._peek()[1] == "(":
+                raise self._bad(f"{text} is not supported", at)
+            return Ref(text, at)
+        if kind == "ahead":
+            raise self._bad("lookahead is not supported", at)
+        if text != "(":
+            raise self._bad(f"{text!r} without an item", at)
+        self._depth += 1
+        if self._depth > MAX_DEPTH:
+            raise self._bad(f"nesting deeper than {MAX_DEPTH}", at)
+        group = self._group(1, 1)
+        if self._peek()[1] != ")":
+            raise self._bad("a group that isn't closed", at)
+        self._at += 1
+        self._depth -= 1
+        return group
+
+    def _repeated(self, part: Part) -> Part:
+        kind, text, at = self._peek()
+        if text not in ("*", "+", "?") and kind != "bounds":
+            return part
+        self._at += 1
+        low, high = {"*": (0, None), "+": (1, None), "?": (0, 1)}.get(text) or self._bounds(text, at)
+        return self._repeated(Group(((part,),), low, high))
+
+    def _bounds(self, text: str, at: int) -> tuple[int, int | None]:
+        first, comma, second = (part.strip() for part in text.strip("{}").partition(","))
+        low = int(first)
+        high = int(second) if second else None if comma else low
+        if max(low, high or 0) > MAX_REPEAT or (high is not None and high < low):
+            raise self._bad(f"the repetition {text} (bounds in order, at most {MAX_REPEAT})", at)
+        return low, high
+
+
+def check_rules(rules: dict[str, Group]) -> None:
+    """Refuse undefined rules, rules that never end, left recursion and endless repetition inside another."""
+    for name, group in rules.items():
+        for ref in refs_of(group):
+            if ref.name not in rules:
+                raise GrammarRefused(f"the rule {ref.name!r}, used by {name!r}, is not defined")
+    nullable = _fixpoint(rules, _nullable)
+    productive = _fixpoint(rules, _productive)
+    for name, group in rules.items():
+        if name not in productive:
+            raise GrammarRefused(f"the rule {name!r} never ends")
+        for inner in _groups(group):
+            if inner.high is None and any(
+                _may_be_endless(part, nullable) for one in inner.options for part in one
+            ):
+                raise GrammarRefused(f"endless repetition of an endless or empty item in the rule {name!r}")
+    _refuse_left_recursion(rules, nullable)
+
+
+def refs_of(part: Part) -> Iterable[Ref]:
+    """Every reference in a part."""
+    todo = [part]
+    while todo:
+        one = todo.pop()
+        if isinstance(one, Ref):
+            yield one
+        elif isinstance(one, Group):
+            todo += [inner for option in one.options for inner in option]
+
+
+def _groups(part: Part) -> Iterable[Group]:
+    todo = [part]
+    while todo:
+        one = todo.pop()
+        if isinstance(one, Group):
+            yield one
+            todo += [inner for option in one.options for inner in option]
+
+
+def _fixpoint(rules: dict[str, Group], holds: Any) -> set[str]:
+    found: set[str] = set()
+    while True:
+        more = {name for name, group in rules.items() if name not in found and holds(group, found)}
+        if not more:
+            return found
+        found |= more
+
+
+def _nullable(part: Part, names: set[str]) -> bool:
+    if isinstance(part, Atom):
+        return part.nullable
+    if isinstance(part, Ref):
+        return part.name in names
+    return part.low == 0 or any(all(_nullable(one, names) for one in option) for option in part.options)
+
+
+def _productive(part: Part, names: set[str]) -> bool:
+    if isinstance(part, Atom):
+        return True
+    if isinstance(part, Ref):
+        return part.name in names
+    return part.low == 0 or any(all(_productive(one, names) for one in option) for option in part.options)
+
+
+def _may_be_endless(part: Part, nullable: set[str]) -> bool:
+    """Whether an item alone makes repeating it ambiguous: it is endless itself, or may be empty."""
+    return isinstance(part, Group) and any(one.high is None for one in _groups(part))
+
+
+def _refuse_left_recursion(rules: dict[str, Group], nullable: set[str]) -> None:
+    first = {name: set(_leading(group, nullable)) for name, group in rules.items()}
+    for name in rules:
+        seen: set[str] = set()
+        todo = list(first[name])
+        while todo:
+            one = todo.pop()
+            if one == name:
+                raise GrammarRefused(
+                    f"the rule {name!r} begins with itself; write the repetition with * or +"
+                )
+            if one not in seen:
+                seen.add(one)
+                todo += first[one]
+
+
+def _leading(part: Part, nullable: set[str]) -> Iterable[str]:
+    """Rules that a part may begin with."""
+    if isinstance(part, Ref):
+        yield part.name
+    elif isinstance(part, Group):
+        for option in part.options:
+            for one in option:
+                yield from _leading(one, nullable)
+                if not _nullable(one, nullable):
+                    break
