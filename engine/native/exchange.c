@@ -67,6 +67,21 @@ void xc_why(const xc_handle* h, int result, xc_failure* why) {
     why->seq = PEEK(h->page->error.seq[why->rank & 1]);
 }
 
+const int64_t xc_bounds[XC_BUCKETS - 1] = {100,   200,    500,    1000,   2000,    5000,     10000,    20000,
+                                           50000, 100000, 200000, 500000, 1000000, 10000000, 100000000};
+
+/* Counts one exchange that is complete: this rank has published, and taken what the peer published. */
+static void note_times(xc_lane* lane, int64_t own, int64_t peer, int64_t done) {
+    int64_t later = peer > own ? peer : own;
+    int64_t t[XC_TIMES] = {done - own, later - own, peer > own ? peer - own : own - peer, done - later};
+    for (int i = 0; i < XC_TIMES; i++) {
+        int bucket = 0;
+        while (bucket < XC_BUCKETS - 1 && t[i] > xc_bounds[bucket]) bucket++;
+        lane->times.counts[i][bucket]++;
+        lane->times.sums[i] += t[i];
+    }
+}
+
 int xc_publish(xc_handle* h, int channel, uint64_t epoch, const int64_t* words) {
     if (!h->alive) return -XC_FORKED;
     if (PEEK(h->left)) return -XC_CLOSED;
@@ -91,7 +106,11 @@ int xc_publish(xc_handle* h, int channel, uint64_t epoch, const int64_t* words) 
         syscall(SYS_futex, (void*)&bell->rung, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
     lane->published_count++;
     lane->own_arrival_ns = now;
-    if (taken < seq) PUT(lane->deadline_ns, now + h->timeout_ns);
+    if (taken < seq)
+        PUT(lane->deadline_ns, now + h->timeout_ns);
+    else /* It was taken before this rank published. */
+        note_times(lane, now, PEEK(page->slot[channel][!h->rank][(PEEK(lane->taken_count) - 1) & 1].arrival_ns),
+                   now);
     PUT(lane->published, seq);
     return rung & XC_POISON ? shared_error(h) : 0;
 }
@@ -124,6 +143,8 @@ static int take(xc_handle* h, int channel, uint64_t* epoch, int64_t* words) {
     PUT(lane->taken, seq);
     PUT(lane->taken_count, count + 1);
     lane->taken_ns = xc_now_ns();
+    if (PEEK(lane->published) == seq)
+        note_times(lane, lane->own_arrival_ns, PEEK(slot->arrival_ns), lane->taken_ns);
     *epoch = seq - 1;
     return 1;
 }

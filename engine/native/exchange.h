@@ -95,6 +95,16 @@ _Static_assert(sizeof(xc_slot) == 128 && offsetof(xc_slot, arrival_ns) == 64, "a
 _Static_assert(offsetof(xc_bell, wanted) == 64 && offsetof(xc_page, slot) == 0x300, "layout");
 _Static_assert(sizeof(xc_page) <= XC_PAGE, "one page");
 
+enum { XC_TIMES = 4, XC_BUCKETS = 16 };
+/* Upper bounds of all buckets but the last, which has none; nanoseconds. */
+extern const int64_t xc_bounds[XC_BUCKETS - 1];
+
+/* Exchanges by duration; times are those of xc_timings. */
+typedef struct {
+    uint64_t counts[XC_TIMES][XC_BUCKETS];
+    int64_t sums[XC_TIMES];
+} xc_times;
+
 /* One channel as this rank sees it. The loop thread writes; a waiter thread reads. */
 typedef struct {
     uint32_t words;
@@ -103,6 +113,7 @@ typedef struct {
     _Atomic uint64_t published, taken, seen[2];
     _Atomic int64_t deadline_ns;
     int64_t own_arrival_ns, taken_ns;
+    xc_times times;
 } xc_lane;
 
 /* Lives in memory that a fork wipes: in the child `alive` is 0 and the page's address is gone. */

@@ -129,6 +129,15 @@ static PyObject* channel_timings(channel* self, PyObject* unused) {
     return Py_BuildValue("LLLL", (long long)t[0], (long long)t[1], (long long)t[2], (long long)t[3]);
 }
 
+static PyObject* channel_times(channel* self, PyObject* unused) {
+    (void)unused;
+    pair* p = self->of;
+    if (!p->h || !p->h->alive) return raise_result(p, self->channel, p->h ? -XC_FORKED : -XC_CLOSED);
+    const xc_times* times = &p->h->lane[self->channel].times;
+    return Py_BuildValue("y#y#", (const char*)times->counts, (Py_ssize_t)sizeof times->counts,
+                         (const char*)times->sums, (Py_ssize_t)sizeof times->sums);
+}
+
 static void channel_free(channel* self) {
     PyTypeObject* type = Py_TYPE(self);
     Py_XDECREF(self->of);
@@ -145,6 +154,8 @@ static PyMethodDef channel_methods[] = {
      "(epoch, values, spin_ns): publish, then poll"},
     {"arm", (PyCFunction)channel_arm, METH_NOARGS, "-> True where something has arrived already"},
     {"timings", (PyCFunction)channel_timings, METH_NOARGS, "-> exchange, peer wait, skew, post-arrival; ns"},
+    {"times", (PyCFunction)channel_times, METH_NOARGS,
+     "-> uint64[4, 16] exchanges by duration, int64[4] nanoseconds in all; rows as in timings"},
     {NULL, NULL, 0, NULL},
 };
 static PyType_Slot channel_slots[] = {{Py_tp_methods, channel_methods}, {Py_tp_dealloc, channel_free}, {0, NULL}};
@@ -265,8 +276,13 @@ PyMODINIT_FUNC PyInit__exchange(void) {
     channel_type = PyType_FromSpec(&channel_spec);
     pair_type = PyType_FromSpec(&pair_spec);
     PyObject* module = channel_type && pair_type ? PyModule_Create(&definition) : NULL;
-    if (module && (PyModule_AddIntConstant(module, "ABI", XC_ABI_VERSION) ||
+    PyObject* bounds = module ? PyTuple_New(XC_BUCKETS - 1) : NULL;
+    for (int i = 0; bounds && i < XC_BUCKETS - 1; i++)
+        PyTuple_SET_ITEM(bounds, i, PyLong_FromLongLong(xc_bounds[i]));
+    if (module && (!bounds || PyModule_AddObjectRef(module, "BOUNDS_NS", bounds) ||
+                   PyModule_AddIntConstant(module, "ABI", XC_ABI_VERSION) ||
                    PyModule_AddStringConstant(module, "PREFIX", XC_PREFIX)))
         Py_CLEAR(module);
+    Py_XDECREF(bounds);
     return module;
 }

@@ -40,7 +40,7 @@ def test_both_ways_give_equal_results_on_equal_inputs(tmp_path: Path) -> None:
     def compare(both: list[list[dict[str, Any]]]) -> None:
         ways = [
             {"way": "native", "session": new_session()},
-            {"way": "group", "file": str(tmp_path / "store")},
+            {"way": "group", "file": str(tmp_path / new_session())},
         ]
         native, group = (run(processes, both, **way) for way in ways)
         for one, other in zip(native, group, strict=True):
@@ -60,7 +60,7 @@ def test_three_ranks_hear_each_other_in_every_epoch(tmp_path: Path) -> None:
     @settings(max_examples=15, deadline=None, phases=[Phase.generate], database=None)
     @given(three=steps(ranks=3))
     def compare(three: list[list[dict[str, Any]]]) -> None:
-        results = run(processes, three, way="group", file=str(tmp_path / "store"))
+        results = run(processes, three, way="group", file=str(tmp_path / new_session()))
         for own, result in enumerate(results):
             peers = [src for src in range(3) if src != own]
             said = [(three[src][at], src) for at in range(len(three[0])) for src in peers]
