@@ -25,6 +25,7 @@ NAMES = {
     "cuda": "the model on an NVIDIA device against itself on the CPU",
     "ranks": "two ranks with shared experts against one rank, logit by logit",
     "nano": "what the shipped model can do",
+    "cost-table": "what steps cost by requests and rows; saved for servers of this machine and model",
     "traffic": "several ranks as one engine against one rank alone, answer for answer",
 }
 
@@ -74,7 +75,7 @@ def commit() -> str:
 
 def run(args: argparse.Namespace) -> int:
     """Runs the benchmark; its module's `run(args)` returns the figures."""
-    figures = importlib.import_module(f"bench.{args.name}").run(args)
+    figures = importlib.import_module(f"bench.{args.name.replace('-', '_')}").run(args)
     report = {
         "name": args.name,
         "command": "python -m engine " + shlex.join(sys.argv[1:]),
