@@ -20,6 +20,7 @@ import numpy as np
 
 from api.handle import Engine
 from api.served import Served, load_served
+from bench import drafting
 from bench.peer import Batch, Peer
 from engine.config import Settings
 from engine.errors import EngineError
@@ -42,7 +43,9 @@ class Differs(EngineError):
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
-    """Figures; with `--against transformers` also the ratios."""
+    """Figures; with `--against transformers` also the ratios; `--speculative`: of bench/drafting.py."""
+    if args.speculative:
+        return drafting.run(args)
     settings = Settings(model_path=args.model_path)
     prepare_environment(settings)
     served = load_served(settings, 0)
