@@ -23,7 +23,9 @@ class CacheSizes:
     bytes: int
 
 
-def cache_sizes(config: ModelConfig, settings: Settings, value_bytes: int, free_bytes: int) -> CacheSizes:
+def cache_sizes(
+    config: ModelConfig, settings: Settings, value_bytes: int, free_bytes: int, draft_bytes: int = 0
+) -> CacheSizes:
     """Sizes that fit into the settings' share of `free_bytes`, weights being loaded already.
 
     Without --max-total-tokens the cache grows to what the running requests can use at most, or to the share.
@@ -31,11 +33,13 @@ def cache_sizes(config: ModelConfig, settings: Settings, value_bytes: int, free_
     decode and one of them to prefill, and at most what they can hold.
 
     value_bytes  of a cached value that isn't kept in float32
+    draft_bytes  that drafting keeps for a slot
     raises       ConfigError with the figures where even the least doesn't fit
     """
     context = settings.context_length or config.max_position_embeddings
     running = settings.max_running_requests
     unit = {space: bytes_of(config, space, value_bytes) for space in ("slot", "full", "window")}
+    unit["slot"] += draft_bytes
     chunk_pages = pages_for(config.sliding_window + settings.chunked_prefill_size) + 1
     decode_pages = pages_for(config.sliding_window) + 1
     window_least = running * decode_pages + chunk_pages

@@ -5,35 +5,42 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from engine.actors.capacity import CostTable
 from engine.cache_sizes import CacheSizes, cache_sizes, free_host_bytes
 from engine.config import Settings
+from engine.cost_table import cost_table_for, subject_of
 from engine.errors import ConfigError
 from engine.kernels.cpu import CpuOps
 from engine.memory.pools import KVState
-from engine.messages import RunStep, Sampling, SlotBind, StepDone
-from engine.model.checkpoint import load_checkpoint
+from engine.messages import RunStep, StepDone
+from engine.model.checkpoint import ShardRule, load_checkpoint, whole
 from engine.model.config import ModelConfig
+from engine.model.draft import Drafter
+from engine.model.draft_loading import load_drafter
 from engine.model.dummy import dummy_weights
 from engine.model.groups import ALONE, Groups
+from engine.model.layout import FLOAT_LAYOUT
 from engine.model.model import DeepseekV4
 from engine.model.ops import TorchOps
 from engine.model.share import share_of
+from engine.model.tensor_specs import Draft
+from engine.runner.speculative import VERIFY_MODES, Speculation, VerifyMode, slot_bytes
 from engine.runner.step import StepRunner
-from engine.threads import choose_threads
+from engine.runner.taps import TAP_ROWS
+from engine.warm_up import warm_up
 
 Say = Callable[[str], None]
 """Prints one line of progress."""
 
-WARM_TOKENS = 16
 SAID_PARTS = 10
+
+_MODES: dict[str, VerifyMode] = {mode: mode for mode in VERIFY_MODES}
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,17 +87,50 @@ def load_rank(settings: Settings, say: Say, groups: Groups = ALONE) -> Loaded:
     )
     # Ranks on the CPU share the host's memory, each of those on devices has its own.
     free = free_host_bytes() // groups.dp.size if device.type == "cpu" else torch.cuda.mem_get_info(device)[0]
-    sizes = cache_sizes(config, settings, dtype.itemsize, free)
+    drafter = _drafter(config, weights, model, settings)
+    draft_bytes = 0 if drafter is None else slot_bytes(drafter, config, dtype)
+    sizes = cache_sizes(config, settings, dtype.itemsize, free, draft_bytes)
     state = KVState(config, sizes.slots, sizes.full_pages, sizes.window_pages, device, dtype)
     say(
         f"cache: {sizes.full_pages - 1} full and {sizes.window_pages - 1} window pages of 256 tokens, "
         f"{sizes.slots - 1} slots, {sizes.bytes >> 20} MiB"
     )
     eos_ids = eos_of(config, Path(settings.model_path))
-    loaded = Loaded(StepRunner(model, state, eos_ids), config, sizes, eos_ids)
-    warm_up(loaded, settings, say)
+    speculation = None
+    if drafter is not None:
+        speculation = Speculation(drafter, state, _MODES[settings.speculative_verify_mode])
+        say(told_of(drafter, config, speculation))
+    runner = StepRunner(model, state, eos_ids, speculation)
+    warm_up(runner, settings, say)
+    costs = None
+    if speculation is not None and speculation.mode != "static":
+        costs = cost_table_for(settings, subject_of(runner), say)
     say(f"ready after {time.perf_counter() - begin:.1f} s")
-    return loaded
+    return Loaded(runner, config, sizes, eos_ids, speculation.block if speculation else 0, costs)
+
+
+def _drafter(
+    config: ModelConfig, weights: Mapping[str, Tensor], model: DeepseekV4, settings: Settings
+) -> Drafter | None:
+    """The checkpoint's draft; None where the settings ask for none.
+
+    raises  CheckpointError where it has none, or a broken one; ConfigError
+    """
+    if not settings.speculative_algorithm:
+        return None
+    block = settings.speculative_num_draft_tokens
+    if not 0 <= block < TAP_ROWS:
+        raise ConfigError(f"--speculative-num-draft-tokens is {block}, but must be in [0, {TAP_ROWS - 1}]")
+    return load_drafter(config, weights, model, block=block)
+
+
+def told_of(drafter: Drafter, config: ModelConfig, speculation: Speculation) -> str:
+    """One line on what drafts."""
+    parts = [f"{drafter.block} tokens a round", f"taps of layers {', '.join(map(str, drafter.taps))}"]
+    if config.dspark is not None:
+        temperatures = ", ".join(f"{value:g}" for value in config.dspark.sts_temperatures)
+        parts += [f"Markov rank {config.dspark.markov_rank}", f"confidence temperatures {temperatures}"]
+    return f"draft: {'; '.join(parts)}; mode {speculation.mode}, {speculation.bytes >> 20} MiB"
 
 
 def operations(settings: Settings) -> TorchOps | None:
@@ -103,14 +143,24 @@ def _weights(
 ) -> tuple[ModelConfig, Mapping[str, Tensor]]:
     config = ModelConfig.from_json(settings.model_path)
     share = share_of(config, groups, split_head=settings.enable_dp_lm_head)
+    drafts = bool(settings.speculative_algorithm)
+    rule = share.rule if not drafts else _whole_drafts(share.rule)
     if settings.load_format == "dummy":
-        return config, dummy_weights(config, dtype, device, rule=share.rule)
+        layout = FLOAT_LAYOUT
+        if drafts and config.dspark is not None:
+            layout = replace(layout, draft=Draft.DSPARK, stages=len(config.dspark.target_layer_ids))
+        return config, dummy_weights(config, dtype, device, rule=rule, layout=layout)
 
     def progress(done: int, total: int, name: str) -> None:
         if done == total or done * SAID_PARTS // total != (done - 1) * SAID_PARTS // total:
             say(f"loaded {done} of {total} tensors")
 
-    return load_checkpoint(settings.model_path, dtype, device, rule=share.rule, progress=progress)
+    return load_checkpoint(settings.model_path, dtype, device, draft=drafts, rule=rule, progress=progress)
+
+
+def _whole_drafts(rule: ShardRule) -> ShardRule:
+    """A rank's rule, but for drafts, which every rank has whole: its draft forward meets no other."""
+    return lambda name, spec: whole(name, spec) if name.startswith("mtp.") else rule(name, spec)
 
 
 def eos_of(config: ModelConfig, folder: Path) -> tuple[int, ...]:
@@ -123,44 +173,3 @@ def eos_of(config: ModelConfig, folder: Path) -> tuple[int, ...]:
             f"{file}: eos_token_id is {named!r}, but the vocabulary has {config.vocab_size} tokens"
         )
     return tuple(ids)
-
-
-def warm_up(loaded: Loaded, settings: Settings, say: Say) -> None:
-    """Runs real steps in slot 1: packs weights, chooses the threads, and leaves the slot to be bound anew.
-
-    Every rank runs the same steps at once, so that their collectives meet.
-    """
-    sampling = Sampling(max_new_tokens=1)
-    step = [0]
-
-    def column(*values: int) -> bytes:
-        return np.array(values, np.int32).tobytes()
-
-    def one_step(start: int, count: int) -> StepDone:
-        step[0] += 1
-        bound = start == 0
-        return loaded.execute(
-            RunStep(
-                epoch=-step[0],
-                mode="extend" if bound else "decode",
-                slots=column(1),
-                generations=column(0),
-                starts=column(start),
-                counts=column(count),
-                tokens=column(*range(count)),
-                samples=b"\1",
-                ranks=((-1, count, 1),) * loaded.runner.model.groups.dp.size,
-                pages=column(1, 0, 1, 1) if bound else b"",
-                binds=(SlotBind(1, 0, 0, 0, sampling, WARM_TOKENS),) if bound else (),
-            )
-        )
-
-    def work() -> None:
-        one_step(0, WARM_TOKENS)
-        for position in range(WARM_TOKENS, WARM_TOKENS + 4):
-            one_step(position, 1)
-
-    if settings.device == "cpu":
-        choose_threads(settings.threads, torch.set_num_threads, work, say, settings.dp_size)
-    else:
-        work()

@@ -13,13 +13,24 @@ from torch import Tensor
 from engine.actors.round import Bind, Injected, Round
 from engine.memory.pools import KVState
 from engine.messages import SlotBind
+from engine.model.config import ModelConfig
 from engine.model.draft import Choose, Drafter, DraftRows, InjectRows
+from engine.model.draft_ring import DraftState
 from engine.runner.columns import Int, Upload
 from engine.runner.edits import GrammarMask
 from engine.runner.layout import verify_lens
 from engine.runner.taps import TAP_ROWS, TapRing
 
 VerifyMode = Literal["static", "cap-accept", "compact"]
+
+VERIFY_MODES: tuple[VerifyMode, ...] = ("static", "cap-accept", "compact")
+
+
+def slot_bytes(drafter: Drafter, config: ModelConfig, dtype: torch.dtype) -> int:
+    """Bytes that drafting keeps for one request slot: draft KV and taps."""
+    taps = len(drafter.taps) * TAP_ROWS * config.hidden_size * dtype.itemsize
+    tokens = TAP_ROWS * torch.int64.itemsize if drafter.needs_next_tokens else 0
+    return _bytes_of(drafter.new_state(1)) + taps + tokens
 
 
 class MaskSource(Protocol):
@@ -87,6 +98,11 @@ class Speculation:
         """Tokens of a draft."""
         return self.drafter.block
 
+    @property
+    def bytes(self) -> int:
+        """Memory of drafting, all slots together."""
+        return _bytes_of(self.state) + self.ring.bytes
+
     def bind(self, bind: SlotBind) -> None:
         """A slot has a new request: nothing of the former one is ever looked at."""
         self.round.receive(Bind(bind.slot, bind.generation, ends_at=bind.ends_at))
@@ -130,3 +146,8 @@ class Speculation:
         caps = np.where(drafts.usable, caps, np.minimum(caps, 1))
         lens = verify_lens(drafts.survival, caps, -1 if self.mode == "static" else budget)
         return (caps if self.mode == "cap-accept" else lens), lens
+
+
+def _bytes_of(state: DraftState) -> int:
+    parts = (state.pool,) if state.carried is None else (state.pool, state.carried)
+    return sum(part.numel() * part.element_size() for part in parts)

@@ -61,8 +61,9 @@ class TapRing:
 
     @property
     def bytes(self) -> int:
-        """Of the ring itself."""
-        return self.rows.numel() * self.rows.element_size()
+        """Memory of the ring."""
+        parts = (self.rows,) if self.tokens is None else (self.rows, self.tokens)
+        return sum(part.numel() * part.element_size() for part in parts)
 
     def bind(self, slot: int, length: int) -> None:
         """Forgets what a slot's former request left; `length` tokens of the new one never come by."""

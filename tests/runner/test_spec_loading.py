@@ -1,0 +1,136 @@
+"""A rank that is started with speculation: what it loads, says and refuses, and what it then serves."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from engine import loading
+from engine.config import NANO, Settings
+from engine.errors import CheckpointError, ConfigError
+from engine.loading import Loaded, load_rank
+from engine.messages import Sampling
+from engine.runner.step import StepRunner
+from tests.runner.driver import Driver
+from tests.runner.spec_driver import SpecDriver
+
+BLOCK = 5
+TEMPERATURES = [1.5, 1.25, 1.0, 1.0, 0.75]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The shipped model's geometry with a draft of three stages."""
+    fields = json.loads((NANO / "config.json").read_text())
+    fields |= {
+        "num_hidden_layers": 4,
+        "compress_ratios": [0, 4, 128, 4, 0, 0, 0],
+        "vocab_size": 1024,
+        "dspark_block_size": BLOCK,
+        "dspark_noise_token_id": 1000,
+        "dspark_target_layer_ids": [1, 2, 3],
+        "dspark_markov_rank": 32,
+        "dspark_sts_temperatures": TEMPERATURES,
+    }
+    path = tmp_path_factory.mktemp("drafting")
+    (path / "config.json").write_text(json.dumps(fields))
+    return path
+
+
+def settings(folder: Path, **changes: object) -> Settings:
+    chosen: dict[str, object] = {
+        "model_path": str(folder), "load_format": "dummy", "threads": 1, "max_running_requests": 6,
+        "max_total_tokens": 4096, "speculative_algorithm": "dspark", "speculative_verify_mode": "static",
+    }  # fmt: skip
+    return Settings(**(chosen | changes))  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def loaded(folder: Path) -> tuple[Loaded, list[str]]:
+    said: list[str] = []
+    return load_rank(settings(folder), said.append), said
+
+
+def test_a_drafting_rank_says_what_drafts_and_counts_its_memory(
+    folder: Path, loaded: tuple[Loaded, list[str]]
+) -> None:
+    rank, said = loaded
+    assert rank.block == BLOCK
+    line = next(line for line in said if line.startswith("draft:"))
+    for part in ("5 tokens", "layers 1, 2, 3", "Markov rank 32", "1.5, 1.25, 1, 1, 0.75", "static"):
+        assert part in line
+    plain = load_rank(settings(folder, speculative_algorithm=""), said.append)
+    assert plain.block == 0
+    speculation = rank.runner.speculation
+    assert speculation is not None
+    assert rank.sizes.bytes - plain.sizes.bytes == speculation.bytes
+
+
+def test_the_block_is_what_the_settings_say(folder: Path) -> None:
+    rank = load_rank(settings(folder, speculative_num_draft_tokens=3), lambda line: None)
+    assert rank.block == 3
+    with pytest.raises(ConfigError, match="is 128, but must be in"):
+        load_rank(settings(folder, speculative_num_draft_tokens=128), lambda line: None)
+
+
+def test_a_checkpoint_without_a_draft_is_refused() -> None:
+    with pytest.raises(CheckpointError, match="no mtp"):
+        load_rank(settings(NANO, load_format="auto"), lambda line: None)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("mtp.2.confidence_head.proj.weight", "the draft gives NaN"),
+        ("mtp.2.markov_head.markov_w2.weight", "the draft gives NaN"),
+        ("mtp.0.main_norm.weight", "the draft gives NaN"),
+        ("layers.2.ffn_norm.weight", "a step of the warm-up failed"),
+    ],
+)
+def test_weights_of_nan_are_refused(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, said: str
+) -> None:
+    make = loading.dummy_weights
+
+    def broken(*args: Any, **named: Any) -> dict[str, torch.Tensor]:
+        weights = make(*args, **named)
+        weights[name].fill_(torch.nan)
+        return weights
+
+    monkeypatch.setattr(loading, "dummy_weights", broken)
+    with pytest.raises(CheckpointError, match=said):
+        load_rank(settings(folder), lambda line: None)
+
+
+@pytest.mark.parametrize("budget", [-1, 4, 0])
+def test_drafts_of_a_real_drafter_leave_the_greedy_text_bit_by_bit(
+    loaded: tuple[Loaded, list[str]], budget: int
+) -> None:
+    rank, _ = loaded
+    runner = rank.runner
+    assert runner.speculation is not None
+    # Nothing that wasn't written may be read.
+    runner.speculation.state.pool.fill_(torch.nan)
+    runner.speculation.ring.rows.fill_(torch.nan)
+    sampling = Sampling(80, temperature=0.0, logprobs=0)
+    prompts = [torch.randint(2, 1000, (n,)).tolist() for n in (3, 126, 200)]
+    plain = Driver(StepRunner(runner.model, runner.state, (1,)))
+    texts = [plain.generate(plain.request(4, ids, sampling), 40) for ids in prompts]
+    driver = SpecDriver(runner)
+    driver.generations = {slot: 10 + slot + budget for slot in range(1, 6)}
+    streams = [driver.stream(slot, ids, sampling, len(ids) + 40) for slot, ids in enumerate(prompts, 1)]
+    driver.round((streams[0], 3), (streams[1], 100))
+    driver.round((streams[0], 6), (streams[1], 26), (streams[2], 200), budget=budget)
+    scores = []
+    while left := [(stream, BLOCK + 1) for stream in streams if not stream.ended]:
+        done = driver.round(*left, budget=budget)
+        scores.append(np.frombuffer(done.survival, np.float32))
+    assert [stream.output for stream in streams] == texts
+    seen = np.concatenate(scores)
+    assert bool(seen.size) == bool(budget)
+    assert ((seen > 0) & (seen <= 1)).all()
