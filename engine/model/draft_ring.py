@@ -39,6 +39,12 @@ class DraftState:
         """Pool rows of one slot."""
         return RING + self.scratch
 
+    @property
+    def bytes(self) -> int:
+        """Of all slots."""
+        held = [self.pool] if self.carried is None else [self.pool, self.carried]
+        return sum(tensor.numel() * tensor.element_size() for tensor in held)
+
     def ring_rows(self, slots: Tensor, positions: Tensor) -> Tensor:
         """Pool rows [n] of positions [n] of slots [n]."""
         return slots * self.stride + positions % RING
@@ -70,7 +76,7 @@ class BlockPlan:
             keys, seen, width = keys.repeat(width, 0), seen.repeat(width, 0), 1
         packed = np.concatenate([self.positions.ravel(), self.written.ravel(), keys.ravel(), seen.ravel()])
         sizes = [self.positions.size, self.written.size, keys.size, seen.size]
-        positions, written, key_rows, visible = torch.split(torch.from_numpy(packed).to(device), sizes)
+        positions, written, key_rows, visible = torch.split(to_device(packed, device), sizes)
         blocks, count = keys.shape
         bias = torch.where(visible.view(blocks, 1, count) != 0, 0.0, -torch.inf)
         bias = bias.expand(-1, width, -1).contiguous()
@@ -81,6 +87,12 @@ class BlockPlan:
         return StepRows(
             positions, written, positions, positions, (block,), None, None, (), None, total, total
         )
+
+
+def to_device(column: Int, device: torch.device) -> Tensor:
+    """A host column on the device, without waiting for it; on the CPU it shares memory with `column`."""
+    tensor = torch.from_numpy(column)
+    return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
 
 
 def window_keys(

@@ -18,7 +18,7 @@ from engine.errors import ShapeMismatch
 from engine.model.config import ModelConfig
 from engine.model.draft import Choose, Drafted, DraftRows, InjectRows, greedy, nothing
 from engine.model.draft_layers import DraftLayers
-from engine.model.draft_ring import RING, BlockPlan, DraftState, window_keys
+from engine.model.draft_ring import RING, BlockPlan, DraftState, to_device, window_keys
 from engine.model.draft_weights import draft_head, stage_weights
 from engine.model.markov import whole_vectors
 from engine.model.model import DeepseekV4
@@ -109,7 +109,7 @@ class ClassicDrafter:
         if not rows.slots.size:
             return nothing(self.block, self.config.vocab_size, self.model.device, keep_logits=keep_logits)
         assert state.carried is not None
-        streams = state.carried.index_select(0, torch.from_numpy(rows.slots).to(self.model.device))
+        streams = state.carried.index_select(0, to_device(rows.slots, self.model.device))
         tokens, chosen, confidences, kept = rows.anchors, [], [], []
         for k in range(self.block):
             if k:

@@ -64,6 +64,7 @@ class Case:
     ops: str = "torch"
     block: int = 0
     rounding: str = "none"
+    dtype: torch.dtype = torch.float32
     slots: int = 9
     history: dict[int, Tensor] = field(default_factory=dict)
     next_tokens: dict[int, Tensor] = field(default_factory=dict)
@@ -73,8 +74,10 @@ class Case:
     def __post_init__(self) -> None:
         self.config = ModelConfig.from_dict(self.fields)
         self.weights = draft_weights(self.config, self.draft)
+        if self.dtype != torch.float32:
+            self.weights = {name: tensor.to(self.dtype) for name, tensor in self.weights.items()}
         self.model = DeepseekV4(
-            self.config, self.weights, device=CPU, dtype=torch.float32, deterministic=self.ops != "torch",
+            self.config, self.weights, device=CPU, dtype=self.dtype, deterministic=self.ops != "torch",
             kv_rounding=self.rounding, ops=OPS[self.ops](),
         )  # fmt: skip
         self.drafter = load_drafter(self.config, self.weights, self.model, block=self.block)
@@ -85,7 +88,7 @@ class Case:
         """A request of `length` committed rows, injected from `begin` on in pieces of these sizes in turn."""
         generator = torch.Generator().manual_seed(seed)
         shape = (len(self.drafter.taps), length, self.config.hidden_size)
-        self.history[slot] = torch.randn(shape, generator=generator)
+        self.history[slot] = torch.randn(shape, generator=generator).to(self.dtype)
         self.next_tokens[slot] = torch.randint(0, self.config.vocab_size, (length,), generator=generator)
         sizes, at, turn = list(pieces) or [128], begin, 0
         while at < length:

@@ -64,6 +64,20 @@ def test_several_slots_enter_in_one_call_and_each_keeps_its_own_last_row() -> No
     check(case, case.run([7, 2, 4]), [7, 2, 4])
 
 
+def test_rows_may_come_in_any_order() -> None:
+    """The newest row's streams are kept, wherever it stands in the call."""
+    case, other = Case(**CLASSIC, ops="native"), Case(**CLASSIC, ops="native")
+    case.request(1, 40, seed=1)
+    other.request(1, 40, seed=1, begin=40)
+    mixed = torch.randperm(40, generator=torch.Generator().manual_seed(1))
+    rows = InjectRows(torch.ones_like(mixed), mixed, other.next_tokens[1][mixed])
+    other.drafter.inject(other.state, rows, other.history[1][:, mixed])
+    first, second = case.run([1]).logits, other.run([1]).logits
+    assert first is not None
+    assert second is not None
+    assert torch.equal(first, second)
+
+
 def test_a_request_drafts_the_same_bits_alone_and_in_any_company() -> None:
     case = Case(**CLASSIC, block=3, ops="native")
     for slot, length in enumerate((300, 5, 128, 131, 64), 1):
