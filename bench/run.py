@@ -39,6 +39,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--server-flags", default="", metavar="FLAGS", help="more flags for the server, in one string"
     )
+    parser.add_argument(
+        "--speculative", default="", choices=("", "both"), help="offline: with drafts against without"
+    )
+    parser.add_argument("--concurrency", type=int, default=1, help="offline: requests at a time (default 1)")
+    parser.add_argument(
+        "--verify-mode",
+        default="compact",
+        choices=("static", "cap-accept", "compact"),
+        help="offline: of drafts",
+    )
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"), help="offline, with drafts")
+    parser.add_argument(
+        "--dtype", default="float32", choices=("float32", "bfloat16"), help="offline, with drafts"
+    )
     parser.add_argument("--requests", type=int, default=10_000, help="traffic: how many (default 10000)")
     parser.add_argument(
         "--quick", action="store_true", help="fewer repetitions, for a smoke test; not for quoting"
