@@ -23,6 +23,7 @@ from engine.grammar.gate.alternatives import (
     meet,
     members_goal,
     plainly_empty,
+    without_marks,
 )
 from engine.grammar.gate.document import Document, Node
 from engine.grammar.gate.jsontext import render
@@ -167,7 +168,7 @@ class Expansion:
             elif one is None:
                 found.append(Null())
             else:
-                found += self.schema(self.constant(node, keyword, one))
+                found += map(without_marks, self.schema(self.constant(node, keyword, one)))
         return self.either(found, node)
 
     def constant(self, node: Node, keyword: str, value: Any) -> Node:

@@ -15,6 +15,8 @@ from engine.grammar.gate.refusals import GrammarRefused
 
 MAX_DIGITS = 400
 MAX_DIVISOR = 1000
+DOUBLE_DIGITS = 15
+"""Digits that a double keeps: a longer number would be read as another one, which may not be allowed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,30 +166,34 @@ def multiple_of(divisor: Fraction) -> Multiple:
 
 
 Signed = tuple[Multiple | Bound, bool]
+_State = tuple[int, int, tuple[Hashable, ...]]
 
 
 @lru_cache(maxsize=1024)
 def spellings(conditions: tuple[Signed, ...]) -> Dfa:
-    """Decimal spellings, without an exponent, of numbers that meet each condition (False: that fail it)."""
-    whole_numbers = (INTEGER, True) in conditions
-    starts = (0, tuple(condition.first() for condition, _ in conditions))
+    """Decimal spellings, without an exponent, of numbers that meet each condition (False: that fail it).
 
-    def row(
-        state: tuple[int, tuple[Hashable, ...]],
-    ) -> list[tuple[int, int, tuple[int, tuple[Hashable, ...]]]]:
-        place, inner = state
+    Integers may have any number of digits, others as many as a double keeps.
+    """
+    whole_numbers = (INTEGER, True) in conditions
+    starts = (0, 0, tuple(condition.first() for condition, _ in conditions))
+
+    def row(state: _State) -> list[tuple[int, int, _State]]:
+        place, digits, inner = state
         found = []
         for character, after in _syntax(place, whole_numbers):
             stepped = tuple(
                 condition.step(one, character) for (condition, _), one in zip(conditions, inner, strict=True)
             )
-            found.append((ord(character), ord(character), (after, stepped)))
+            count = digits if whole_numbers else digits + character.isdigit()
+            if count <= DOUBLE_DIGITS:
+                found.append((ord(character), ord(character), (after, count, stepped)))
         return found
 
-    def accepts(state: tuple[int, tuple[Hashable, ...]]) -> bool:
+    def accepts(state: _State) -> bool:
         return state[0] in _ENDS and all(
             condition.accepts(one) == wanted
-            for (condition, wanted), one in zip(conditions, state[1], strict=True)
+            for (condition, wanted), one in zip(conditions, state[2], strict=True)
         )
 
     return explore(starts, row, accepts)

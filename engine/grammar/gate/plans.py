@@ -58,6 +58,7 @@ class ArrPlan:
     def goals(self) -> Iterator[Goal]:
         """Every goal that an item may have to meet."""
         for place in range(len(self.first) + 1):
+            yield self.goal(place)
             yield from (goal for goal, _ in self.options(place, (0,) * len(self.holds)))
 
     def options(self, place: int, counts: Counts) -> list[tuple[Goal, Counts]]:
