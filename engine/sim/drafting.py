@@ -98,6 +98,6 @@ def costs(draft_ms: float) -> CostTable:
     return CostTable(
         bias=0.01,
         requests=Curve([1], [0.0]),
-        rows=Curve([1, 16, 64], [0.0, 0.002, 0.02]),
+        rows=Curve([1, 64], [0.0, 0.063]),
         drafting=Curve([1], [draft_ms / 1000]),
     )

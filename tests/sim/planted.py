@@ -21,7 +21,7 @@ from engine.fsm.search import load_search
 from engine.sim.many import Seeds
 from engine.sim.run import replay
 from engine.sim.scenario import SCENARIOS, load_scenario, plan_of
-from tests.sim import plants_edge, plants_rank
+from tests.sim import plants_drafts, plants_edge, plants_rank
 
 TABLE = SCENARIOS / "planted.md"
 SEEDS = 12
@@ -51,7 +51,7 @@ class Planted:
 def all_planted() -> list[Planted]:
     """Every planted fault, in the table's order: the docstring says what, its last line where to look."""
     found = []
-    for module in (plants_rank, plants_edge):
+    for module in (plants_rank, plants_drafts, plants_edge):
         for name, plant in vars(module).items():
             if (
                 callable(plant)
