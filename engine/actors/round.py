@@ -37,7 +37,7 @@ Ints = NDArray[np.int64]
 NO_END = np.iinfo(np.int64).max
 MASK_SLOTS = 2
 """One is filled while the other one is read."""
-NOBODY = -1
+UNBOUND = ENDED = -1
 
 
 class Bind(NamedTuple):
@@ -129,7 +129,7 @@ class Round(Core):
 
     generations, lengths, injected, ends_at  by slot: as bound; committed positions; positions before this one
                  are in the draft's ring or were passed over; tokens at the longest
-    mask_owners  epoch of the step that fills or reads each mask slot; -1: free
+    mask_owners  epoch of the step that fills or reads each mask slot; None: free
     epoch        of the step in hand, or the last one
     caps         int64[B] most rows of decode groups, anchor included; 0 for chunks
     least, most  int64[B] rows that each group must and may verify; later, that it must and may keep
@@ -144,18 +144,18 @@ class Round(Core):
 
     def __init__(self, slots: int) -> None:
         super().__init__()
-        self.generations = np.full(slots, NOBODY, np.int64)
+        self.generations = np.full(slots, UNBOUND, np.int64)
         self.lengths = np.zeros(slots, np.int64)
         self.injected = np.zeros(slots, np.int64)
         self.ends_at = np.full(slots, NO_END)
-        self.mask_owners = [NOBODY] * MASK_SLOTS
-        self.epoch = NOBODY
-        self._take_in(Begin(NOBODY, *(np.zeros(0, np.int64),) * 4, rows=0))
+        self.mask_owners: list[int | None] = [None] * MASK_SLOTS
+        self.epoch = 0
+        self._take_in(Begin(0, *(np.zeros(0, np.int64),) * 4, rows=0))
 
     @property
     def open_mask_slot(self) -> int:
         """A mask slot that nobody fills or reads; -1 where there is none."""
-        return self.mask_owners.index(NOBODY) if NOBODY in self.mask_owners else NOBODY
+        return self.mask_owners.index(None) if None in self.mask_owners else -1
 
     # -- a step begins -------------------------------------------------------------------------
 
@@ -217,7 +217,7 @@ class Round(Core):
 
     def mask_slot_is_free(self, msg: MaskBegun) -> bool:
         """I5."""
-        return self.mask_owners[msg.mask_slot] == NOBODY
+        return self.mask_owners[msg.mask_slot] is None
 
     def hold_mask_slot(self, msg: MaskBegun) -> None:
         """Filled for this step, then read by it."""
@@ -227,23 +227,23 @@ class Round(Core):
     def matchers_stood_at_the_anchors(self, msg: MaskReady) -> bool:
         """I1: each had every token behind it, and none twice, when its draft was traversed."""
         known = self.lengths[self.slots[self.masked]] + np.maximum(self.chunks[self.masked], 1)
-        same = (msg.lengths == known) | (msg.lengths == NOBODY)
+        same = (msg.lengths == known) | (msg.lengths == ENDED)
         return msg.epoch == self.epoch and msg.lengths.shape == known.shape and bool(same.all())
 
     def note_ends(self, msg: MaskReady) -> None:
         """I6: of a group whose grammar has ended nothing more is kept."""
-        over = self.masked[msg.lengths == NOBODY]
+        over = self.masked[msg.lengths == ENDED]
         if over.size:
             self.least, self.most = self.least.copy(), self.most.copy()
             self.least[over] = self.most[over] = 0
 
     def mask_slot_was_held(self, msg: MaskRead) -> bool:
         """Freed once."""
-        return self.mask_owners[msg.mask_slot] != NOBODY
+        return self.mask_owners[msg.mask_slot] is not None
 
     def free_mask_slot(self, msg: MaskRead) -> None:
         """The next step that needs one may fill it."""
-        self.mask_owners[msg.mask_slot] = NOBODY
+        self.mask_owners[msg.mask_slot] = None
 
     # -- keep ----------------------------------------------------------------------------------
 
@@ -275,5 +275,5 @@ class Round(Core):
 
     def mask_slots_have_one_reader(self) -> bool:
         """RD3."""
-        held = [owner for owner in self.mask_owners if owner != NOBODY]
+        held = [owner for owner in self.mask_owners if owner is not None]
         return len(set(held)) == len(held)

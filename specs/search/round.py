@@ -224,7 +224,8 @@ class Device(Round):
         places = [place for place in wanted if lens[place]]
         if places:
             if self.open_mask_slot < 0:
-                self._do(MaskRead(int(np.argmin(self.mask_owners))))
+                oldest = min(range(len(self.mask_owners)), key=lambda slot: self.mask_owners[slot] or 0)
+                self._do(MaskRead(oldest))
             self._do(MaskBegun(self.open_mask_slot, np.array(places)))
             groups = [self.steps[0].groups[place] for place in places]
             self._out.append(Wish(self.epoch, tuple((g.slot, g.generation) for g in groups)))
