@@ -186,7 +186,7 @@ class Grammars(Core):
         key = self._ended(msg.job, whoever_waits=self.keys.state(self.keys.jobs[msg.job]) == "ending")
         self._count("broken", msg.kind)
         if self.keys.state(key) == "compiling":
-            self._fail(key, GrammarFailed(f"a grammar was not compiled, its worker {msg.kind}: {msg.text}"))
+            self._fail(key, GrammarFailed(f"a grammar was not compiled ({msg.kind}): {msg.text}"))
         self.keys.fire("Fail", key)
         self._dispatch()
 

@@ -1,0 +1,230 @@
+"""The compile workers of a server: started, given jobs, killed when a job's time is over, and replaced."""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+
+import anyio
+import msgspec
+from anyio.abc import SocketStream
+
+from engine.actors.mailbox import Mailbox
+from engine.children import Child, how_it_ended, spawn
+from engine.errors import GrammarFailed
+from engine.grammar.service_counters import GrammarCounters
+from engine.grammar.worker import LENGTH, READY, WorkerSettings
+from engine.grammar.worker_job import Outcome
+from engine.messages import GrammarBroken, GrammarBuilt, GrammarCompile, GrammarKill, GrammarUnfit
+
+START_S = 30.0
+"""A worker is up after 0.3 s; on a host that is starting up, after many times that."""
+
+PAUSE_S = 1.0
+"""Between two starts, where one has failed."""
+
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+
+Answer = GrammarBuilt | GrammarUnfit | GrammarBroken
+
+
+class Worker:
+    """One started worker. `gone` is set when its process has ended."""
+
+    def __init__(self, child: Child) -> None:
+        self.child = child
+        self.gone = False
+        self._data = bytearray()
+
+    async def ask(self, data: bytes) -> bytes | None:
+        """Its answer to a message; None where it ends instead."""
+        with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
+            await self.child.stream.send(LENGTH.pack(len(data)) + data)
+            return await self.hear()
+        return None
+
+    async def hear(self) -> bytes | None:
+        """Its next message; None at its end."""
+        stream: SocketStream = self.child.stream
+        while True:
+            if len(self._data) >= LENGTH.size:
+                end = LENGTH.size + LENGTH.unpack_from(self._data)[0]
+                if len(self._data) >= end:
+                    found = bytes(self._data[LENGTH.size : end])
+                    del self._data[:end]
+                    return found
+            try:
+                self._data += await stream.receive()
+            except (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError):
+                return None
+
+
+class CompilerPool:
+    """Takes GrammarCompile and GrammarKill from its mailbox; each job gets one answer, whatever happens.
+
+    grammar   the mailbox that answers go to
+    workers   processes at a time
+    report    prints what went wrong with a worker, for a person
+    """
+
+    def __init__(
+        self,
+        mailbox: Mailbox,
+        grammar: Mailbox,
+        settings: WorkerSettings,
+        workers: int,
+        counters: GrammarCounters,
+        report: Callable[[str], None],
+    ) -> None:
+        self.counters = counters
+        self.started = anyio.Event()
+        self.running: dict[int, Worker] = {}
+        self._mailbox = mailbox
+        self._grammar = grammar
+        self._told = msgspec.msgpack.encode(settings)
+        self._workers = workers
+        self._report = report
+        self._jobs: deque[GrammarCompile] = deque()
+        self._killed: set[int] = set()
+        self._wake = anyio.Event()
+        self._up = 0
+
+    async def run(self) -> None:
+        """For ever. `started` is set once every worker is up.
+
+        raises  GrammarFailed where the first worker of a place doesn't come up: the server doesn't start
+        """
+        async with anyio.create_task_group() as tasks:
+            for place in range(self._workers):
+                tasks.start_soon(self._keep, place)
+            while True:
+                for msg in await self._mailbox.take():
+                    if isinstance(msg, GrammarCompile):
+                        self._jobs.append(msg)
+                        self._stir()
+                    elif isinstance(msg, GrammarKill):
+                        await self._end(msg.job)
+
+    async def _end(self, job: int) -> None:
+        """A job's time is over. One that has its answer by now is left alone."""
+        worker = self.running.get(job)
+        if worker is not None:
+            self._killed.add(job)
+            worker.child.kill()
+            return
+        for waiting in self._jobs:
+            if waiting.job == job:
+                self._jobs.remove(waiting)
+                await self._grammar.offer(GrammarBroken(job, "killed", "no worker was up"))
+                return
+
+    async def _keep(self, place: int) -> None:
+        """One worker after the other."""
+        first = True
+        while True:
+            worker = await self._start(place)
+            if worker is None and first:
+                raise GrammarFailed(f"grammar worker {place} doesn't start")
+            if worker is None:
+                await anyio.sleep(PAUSE_S)
+                continue
+            if first:
+                first = False
+                self._up += 1
+                if self._up == self._workers:
+                    self.started.set()
+            await self._use(worker)
+
+    async def _start(self, place: int) -> Worker | None:
+        command = [sys.executable, "-m", "engine.grammar.worker"]
+        with anyio.CancelScope(shield=True):  # Begun and not finished, it would leave a process behind.
+            worker = Worker(await spawn(f"grammar worker {place}", command, self._told, ENVIRONMENT))
+        hello = None
+        try:
+            with anyio.move_on_after(START_S):
+                hello = await worker.hear()
+        finally:
+            if hello != READY:
+                await self._bury(worker)
+        if hello == READY:
+            return worker
+        self._report(f"{worker.child.name} didn't start: {self._how(worker)}")
+        return None
+
+    async def _use(self, worker: Worker) -> None:
+        """Jobs, until the worker ends or is of no more use."""
+        try:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._watch, worker)
+                while (job := await self._next(worker)) is not None:
+                    if not await self._do(worker, job):
+                        break
+                tasks.cancel_scope.cancel()
+        finally:
+            await self._bury(worker)
+
+    async def _watch(self, worker: Worker) -> None:
+        await worker.child.process.wait()
+        worker.gone = True
+        self._stir()
+
+    async def _next(self, worker: Worker) -> GrammarCompile | None:
+        """The oldest job; None where the worker has ended before one came."""
+        while not self._jobs and not worker.gone:
+            await self._wake.wait()
+        if worker.gone:
+            self._note("crashed", f"{worker.child.name} without a job: {self._how(worker)}")
+            return None
+        return self._jobs.popleft()
+
+    async def _do(self, worker: Worker, job: GrammarCompile) -> bool:
+        """One job and its answer; whether the worker can take another."""
+        self.running[job.job] = worker
+        try:
+            data = await worker.ask(job.key.encode("utf-8"))
+            answer, goes_on = await self._answer(worker, job, data)
+        finally:
+            del self.running[job.job]
+            self._killed.discard(job.job)
+        await self._grammar.offer(answer)
+        return goes_on
+
+    async def _answer(self, worker: Worker, job: GrammarCompile, data: bytes | None) -> tuple[Answer, bool]:
+        if data is None:
+            await worker.child.process.wait()
+            kind = "killed" if job.job in self._killed else "crashed"
+            self._note(kind, f"{worker.child.name}: {self._how(worker)}")
+            return GrammarBroken(job.job, kind, self._how(worker)), False
+        outcome = msgspec.msgpack.decode(data, type=Outcome)
+        self.counters.note(outcome)
+        if outcome.retires:
+            self.counters.worker_ends["retired"] += 1
+        goes_on = not outcome.retires
+        if outcome.kind == "built" and outcome.artifact is not None:
+            size = len(outcome.artifact.payload) + len(outcome.artifact.key)
+            return GrammarBuilt(job.job, outcome.artifact, size, outcome.source), goes_on
+        if outcome.kind == "unfit":
+            return GrammarUnfit(job.job, outcome.text, anyio.current_time()), goes_on
+        return GrammarBroken(job.job, outcome.kind, outcome.text), goes_on
+
+    def _note(self, cause: str, text: str) -> None:
+        self.counters.worker_ends[cause] += 1
+        if cause != "killed":
+            self._report(text)
+
+    def _how(self, worker: Worker) -> str:
+        code = worker.child.process.returncode
+        return "it is alive" if code is None else how_it_ended(code)
+
+    def _stir(self) -> None:
+        self._wake.set()
+        self._wake = anyio.Event()
+
+    async def _bury(self, worker: Worker) -> None:
+        """No process stays behind, whatever ends this one."""
+        worker.child.kill()
+        with anyio.CancelScope(shield=True):
+            await worker.child.process.wait()
+            await worker.child.stream.aclose()

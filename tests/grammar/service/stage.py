@@ -1,0 +1,87 @@
+"""A compile service with real workers over the shipped vocabulary."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import cache
+from pathlib import Path
+
+import anyio
+
+from engine.actors.grammar_keys import GrammarLimits
+from engine.actors.process import Process
+from engine.actors.wiring import wiring
+from engine.config import NANO
+from engine.grammar.key import GrammarKey
+from engine.grammar.service import GrammarService, start_service
+from engine.grammar.tokenizer_info import Vocabulary, vocabulary_of
+from engine.grammar.worker import WorkerSettings
+from engine.model.tokenizer import load_tokenizer
+
+WIDTH, STOP = 8192, 1
+
+
+@cache
+def vocabulary() -> Vocabulary:
+    """Of the shipped model."""
+    return vocabulary_of(load_tokenizer(NANO), WIDTH, [STOP])
+
+
+def word(text: str) -> GrammarKey:
+    """A small grammar: one word in quotes."""
+    return GrammarKey("ebnf", f'root ::= "{text}" [a-z]*')
+
+
+def wide(fields: int) -> GrammarKey:
+    """A grammar that takes longer to load than to compile: its serial form is many times its size."""
+    return GrammarKey("ebnf", "root ::= " + " ".join(f'("k{one}")?' for one in range(fields)))
+
+
+def strings(name: str) -> GrammarKey:
+    """A grammar whose free strings make it worth loading."""
+    rule = r'string ::= "\"" ([^"\\\x00-\x1f] | "\\" ["\\/bfnrt])* "\""'
+    return GrammarKey("ebnf", f'root ::= "{name}" string\n{rule}')
+
+
+def endless(seed: int = 0) -> GrammarKey:
+    """A grammar that compiles for half a minute."""
+    schema: dict[str, object] = {"type": "integer", "minimum": seed}
+    for _ in range(600):
+        schema = {"type": "array", "items": schema}
+    body = {"type": "structural_tag", "format": {"type": "json_schema", "json_schema": schema}}
+    return GrammarKey("structural_tag", json.dumps(body))
+
+
+class Running:
+    """A service, and what its workers' failures were reported as."""
+
+    def __init__(self, service: GrammarService, reports: list[str]) -> None:
+        self.service = service
+        self.reports = reports
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Of the core."""
+        return self.service.cores[-1].counts
+
+    async def source(self, key: GrammarKey) -> str:
+        """Where the key's grammar came from."""
+        async with self.service.grammar(key) as ready:
+            assert ready.value.key == key.wire()
+            return ready.source
+
+
+@asynccontextmanager
+async def running(limits: GrammarLimits, store: Path | None = None, **more: int) -> AsyncIterator[Running]:
+    """A service whose workers are up."""
+    reports: list[str] = []
+    async with anyio.create_task_group() as tasks:
+        process = Process("api", wiring(), tasks, reports.append)
+        settings = WorkerSettings(vocabulary(), str(store) if store else "", **more)
+        service = start_service(process, limits, settings)
+        with anyio.fail_after(60):
+            await service.pool.started.wait()
+        yield Running(service, reports)
+        tasks.cancel_scope.cancel()
