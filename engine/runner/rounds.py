@@ -41,8 +41,9 @@ from engine.runner.decoding import (
     write_drafts,
 )
 from engine.runner.forward import commit_step, forward, input_ids, store_relay
+from engine.runner.masking import begin_masks, masked
 from engine.runner.plan import Plan, plan_batch
-from engine.runner.speculative import Drafts, MaskSource, Speculation
+from engine.runner.speculative import Drafts, Speculation
 from engine.runner.taps import ragged
 from engine.runner.verdicts import judge
 
@@ -187,42 +188,26 @@ class Rounds:
         if laid.drafts is not None:
             write_drafts(plan, first_rows, laid.rows, laid.drafts.ids, self._to)
         if self.speculation.masks is not None:
-            self._begin_masks(job.epoch, self.speculation.masks, columns, decoding, laid, wanted, names)
+            sampled = columns.slots[names[list(wanted.sampled)]].astype(np.int64)
+            judges = slice(None) if laid.drafts is not None else slice(0)
+            begin_masks(
+                self.speculation.masks,
+                job.epoch,
+                decoding.slots[judges],
+                laid.lens[judges],
+                self._drafted(columns, decoding, laid),
+                sampled,
+            )
         out = forward(self.model, self.state, plan)
         self.round.receive(Verified())
         return Target(plan, out, wanted, names, places)
 
-    def _begin_masks(
-        self,
-        epoch: int,
-        masks: MaskSource,
-        columns: StepColumns,
-        decoding: Decoding,
-        laid: Laid,
-        wanted: Wanted,
-        names: Int,
-    ) -> None:
-        sampled = columns.slots[names[list(wanted.sampled)]].astype(np.int64)
-        tokens = torch.zeros(
-            sampled.size, self.speculation.block + 1, dtype=torch.int64, device=self.state.device
-        )
+    def _drafted(self, columns: StepColumns, decoding: Decoding, laid: Laid) -> Tensor:
+        """Anchor and drafts of each judged group, int64 [n, gamma + 1]."""
         if laid.drafts is None:
-            masks.begin(epoch, sampled, tokens, np.ones_like(sampled))
-            return
+            return self.answers.ids([]).view(0, self.speculation.block + 1)
         anchors = anchors_of(columns, decoding, self.state, self._to)
-        drafted = torch.cat([anchors[:, None], laid.drafts.ids], 1)
-        slots, lens = np.append(decoding.slots, sampled), np.append(laid.lens, np.ones_like(sampled))
-        masks.begin(epoch, slots, torch.cat([drafted, tokens]), lens)
-
-    def _masked(self, epoch: int, target: Target) -> Tensor:
-        """Logits that tokens are chosen from; those of the target itself where no grammar is in the step."""
-        logits = target.out.logits
-        mask = None if self.speculation.masks is None else self.speculation.masks.finish(epoch)
-        if mask is None:
-            return logits
-        chosen = logits[: target.wanted.verified + len(target.wanted.sampled)].clone()
-        mask(chosen)
-        return chosen
+        return torch.cat([anchors[:, None], laid.drafts.ids], 1)
 
     def accept(
         self,
@@ -236,7 +221,9 @@ class Rounds:
         """Which rows stay, and what follows them; adds what became of the groups to `outcome`."""
         kept, lens, failed = columns.chunks.copy(), target.plan.commit.counts, None
         kept[decoding.groups] = laid.lens
-        relays, logits = [], self._masked(epoch, target)
+        relays = []
+        choosing = target.wanted.verified + len(target.wanted.sampled)
+        logits = masked(self.speculation.masks, epoch, target.out.logits, choosing)
         if laid.drafts is not None:
             rows = VerifyRows(
                 tuple(decoding.slots.tolist()),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -17,8 +17,8 @@ from engine.model.config import ModelConfig
 from engine.model.draft import Choose, Drafter, DraftRows, InjectRows
 from engine.model.draft_ring import DraftState
 from engine.runner.columns import Int, Upload
-from engine.runner.edits import GrammarMask
 from engine.runner.layout import verify_lens
+from engine.runner.masking import MaskSource
 from engine.runner.taps import TAP_ROWS, TapRing
 
 VerifyMode = Literal["static", "cap-accept", "compact"]
@@ -31,25 +31,6 @@ def slot_bytes(drafter: Drafter, config: ModelConfig, dtype: torch.dtype) -> int
     taps = len(drafter.taps) * TAP_ROWS * config.hidden_size * dtype.itemsize
     tokens = TAP_ROWS * torch.int64.itemsize if drafter.needs_next_tokens else 0
     return _bytes_of(drafter.new_state(1)) + taps + tokens
-
-
-class MaskSource(Protocol):
-    """Masks of the rows that tokens are chosen from; made while the target runs.
-
-    Their groups are those that are verified, then those that are sampled; what is masked is one row for each
-    verified token, and one for each sampled group, in this order.
-    """
-
-    def begin(self, epoch: int, slots: Int, tokens: Tensor, verify_lens: Int) -> None:
-        """The groups are known.
-
-        slots        int64 [n]
-        tokens       int64 [n, gamma + 1] on the device, anchor and drafts; zeros for sampled groups
-        verify_lens  int64 [n], how many of them are verified; 1 for sampled groups
-        """
-
-    def finish(self, epoch: int) -> GrammarMask | None:
-        """What masks the rows' logits in place; None where no request of the step has a grammar."""
 
 
 @dataclass(frozen=True, slots=True)

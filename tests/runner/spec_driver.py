@@ -12,7 +12,8 @@ from engine.config import PAGE_TOKENS
 from engine.memory.pools import KVState
 from engine.messages import RunStep, Sampling, SlotBind, StepDone
 from engine.model.model import DeepseekV4
-from engine.runner.speculative import MaskSource, Speculation, VerifyMode
+from engine.runner.masking import MaskSource
+from engine.runner.speculative import Speculation, VerifyMode
 from engine.runner.step import StepRunner
 from tests.runner.driver import Driver, Planned, Request, int32
 from tests.runner.scripted_drafter import ScriptedDrafter
