@@ -65,14 +65,16 @@ class Drafting(NamedTuple):
 class Drafts:
     """Decides on each step's drafts.
 
-    history  by slot
+    history  by slot; None: budgets don't depend on it
     plain    steps with decode rows since one drafted last
     """
 
     def __init__(self, setup: Speculation, requests: Requests) -> None:
         self.setup = setup
         self.requests = requests
-        self.history = SurvivalHistory(requests.held.generations.size, setup.block)
+        self.history: SurvivalHistory | None = None
+        if setup.mode != STATIC and setup.table is not None:
+            self.history = SurvivalHistory(requests.held.generations.size, setup.block)
         self.plain = 0
 
     def schedule(self, epoch: int, riders: Riders) -> None:
@@ -94,7 +96,7 @@ class Drafts:
         table = self.setup.table
         if not room:
             return PLAIN, 0, None
-        if self.setup.mode == STATIC or table is None:
+        if self.history is None or table is None:
             return DRAFT, NO_LIMIT, None
         held, rows = self.requests.held, riders.caps.size
         slots = held.slot[riders.decodes]
@@ -113,7 +115,7 @@ class Drafts:
 
     def note(self, batch: Batch, done: StepDone) -> None:
         """The step's drafts, as their own head judged them."""
-        if not done.survival:
+        if self.history is None or not done.survival:
             return
         survival = np.frombuffer(done.survival, np.float32).reshape(-1, self.setup.block)
         verified = np.frombuffer(done.verified, np.uint8)
@@ -124,9 +126,10 @@ class Drafts:
 
     def snapshot(self) -> tuple[Any, ...]:
         """What changes, for the search."""
-        return self.plain, self.history.snapshot()
+        return self.plain, None if self.history is None else self.history.snapshot()
 
     def restore(self, taken: tuple[Any, ...]) -> None:
         """Back to a snapshot."""
         self.plain = taken[0]
-        self.history.restore(taken[1])
+        if self.history is not None:
+            self.history.restore(taken[1])
