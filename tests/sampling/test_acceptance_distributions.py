@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 
 import numpy as np
@@ -12,8 +13,7 @@ from torch import Tensor
 from engine.messages import Sampling
 from engine.runner.acceptance import Acceptance
 from engine.runner.acceptance_layout import VerifyRows
-from engine.runner.penalties import TokenCounts
-from tests.sampling.conftest import CPU, Bench
+from tests.sampling.conftest import Bench
 from tests.sampling.naive import distribution, processed
 from tests.sampling.test_distributions import bound, chi_square
 from tests.sampling.verifying import Toy
@@ -56,14 +56,15 @@ CASES: dict[str, tuple[str, bool, bool, Sampling]] = {
 
 def check(tokens: Tensor, toy: Toy, sampling: Sampling) -> None:
     """The joint distribution of all tokens, and that of each position."""
-    texts = toy.joint(sampling, PROMPT, LENGTH)
-    codes = sum(tokens[:, place] * V ** (LENGTH - 1 - place) for place in range(LENGTH))
+    length = tokens.shape[1]
+    texts = toy.joint(sampling, PROMPT, length)
+    codes = sum(tokens[:, place] * V ** (length - 1 - place) for place in range(length))
     assert isinstance(codes, Tensor)
-    counts = torch.bincount(codes, minlength=V**LENGTH)
+    counts = torch.bincount(codes, minlength=V**length)
     assert all(p > 0 for count, p in zip(counts.tolist(), texts.values(), strict=True) if count)
     statistic, degrees = chi_square(counts, list(texts.values()))
     assert statistic < bound(degrees), f"joint: {statistic} with {degrees} degrees"
-    for place in range(LENGTH):
+    for place in range(length):
         expected = [0.0] * V
         for text, share in texts.items():
             expected[text[place]] += share
@@ -93,7 +94,7 @@ def test_texts_follow_the_target(name: str) -> None:
     tokens, firsts = [], []
     for start in range(0, SAMPLES, BATCH):
         positions = [8 * chain for chain in range(start, start + BATCH)]
-        found, first = toy.chains(acceptance, [1] * BATCH, positions, LENGTH, cuts)
+        found, first = toy.chains(acceptance, [1] * BATCH, positions, LENGTH if cut else 2, cuts)
         tokens.append(found)
         firsts.append(first)
     check(torch.cat(tokens), toy, sampling)
@@ -112,14 +113,10 @@ def test_penalties_see_the_drafts_before_each_row(one_hot: bool) -> None:
     bench = Bench(slots, V)
     for slot in range(slots):
         bench.bind(slot, sampling, PROMPT, child=slot)
-    prompt = np.asarray(PROMPT, np.int32).tobytes()
     tokens = []
     for repeat in range(SAMPLES // slots):
-        counts = TokenCounts(slots, V, CPU)
-        for slot in range(slots):
-            counts.bind(slot, prompt, len(PROMPT))
         cuts = torch.Generator().manual_seed(repeat)
-        acceptance = Acceptance(bench.parameters, counts)
+        acceptance = Acceptance(bench.parameters, copy.deepcopy(bench.counts))
         tokens.append(toy.chains(acceptance, range(slots), [8 * repeat] * slots, LENGTH, cuts)[0])
     check(torch.cat(tokens), toy, sampling)
 
@@ -131,7 +128,7 @@ def test_a_draft_apart_from_the_target_is_never_accepted() -> None:
     bench.bind(1, sampling, PROMPT)
     positions = [8 * chain for chain in range(SAMPLES)]
     acceptance = Acceptance(bench.parameters, bench.counts)
-    tokens, first = toy.chains(acceptance, [1] * SAMPLES, positions, LENGTH, None)
+    tokens, first = toy.chains(acceptance, [1] * SAMPLES, positions, 2, None)
     assert not bool(first.any())
     check(tokens, toy, sampling)
 
