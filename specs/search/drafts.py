@@ -7,10 +7,11 @@ from typing import Any, ClassVar
 import numpy as np
 
 from engine.actors.capacity import CostTable, Curve
+from engine.actors.core import Send
 from engine.actors.rank import Rank
 from engine.actors.speculation import Speculation
 from engine.fsm.owners import module_at
-from engine.messages import RunStep, StepDone
+from engine.messages import RunStep, StepDone, StepOut
 
 RANKS = module_at("specs/search/ranks.py", "specs/search/drafts.py")
 BLOCK = 2
@@ -40,6 +41,17 @@ class Devices(RANKS.Devices):  # type: ignore[misc]
         self.lengths: dict[str, dict[int, int]] = {name: {} for name in self.queues}
         self.limits: dict[str, dict[int, int]] = {name: {} for name in self.queues}
 
+    def observe(self, sender: str, effect: Any) -> list[Any]:
+        """As in ranks.py; and no token leaves behind one that ends its request (I6)."""
+        found: list[Any] = super().observe(sender, effect)
+        if isinstance(effect, Send) and isinstance(effect.msg, StepOut):
+            tokens = np.frombuffer(effect.msg.token_ids, np.int32)
+            ends = np.cumsum(np.frombuffer(effect.msg.counts, np.uint8))
+            after = np.delete(tokens, ends[ends > 0] - 1)
+            if RANKS.EOS in after:
+                self.faulty = "I6"
+        return found
+
     def choose(self, choice: tuple[str, str]) -> list[Any]:
         """The step's results go to its rank."""
         name, outcome = choice
@@ -47,8 +59,8 @@ class Devices(RANKS.Devices):  # type: ignore[misc]
             return super().choose(choice)
         step = self.queues[name].pop(0)
         if not step.verify:
-            return [RANKS.Send(name, RANKS.done(step, outcome))]
-        return [RANKS.Send(name, self._done(name, step, outcome))]
+            return [Send(name, RANKS.done(step, outcome))]
+        return [Send(name, self._done(name, step, outcome))]
 
     def _done(self, name: str, step: RunStep, outcome: str) -> StepDone:
         lengths, limits = self.lengths[name], self.limits[name]

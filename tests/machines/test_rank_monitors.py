@@ -21,6 +21,7 @@ from engine.actors.schedule import Want, decide
 from engine.fsm.explore import Explorer
 from engine.fsm.owners import SPECS
 from engine.fsm.search import load_search
+from tests.sim import plants_drafts
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 
@@ -151,6 +152,10 @@ def says_stop_with_its_old_wants(patch: pytest.MonkeyPatch) -> None:
         ("rank-requests", forgets_to_abort_when_it_stops, ""),
         ("rank-pages", never_retracts, "R1"),
         ("ranks-two", says_stop_with_its_old_wants, ""),
+        ("drafts-requests", plants_drafts.keeps_what_follows_an_end, "nothing_after_the_end"),
+        ("drafts-pages", plants_drafts.drops_the_last_token_of_a_round, "DeviceFailed"),
+        ("drafts-pages", plants_drafts.has_no_page_for_its_drafts, "I5"),
+        ("drafts-ranks", decides_from_its_own_want, "same_decision"),
     ],
 )
 def test_the_search_notices(search: str, plant: Plant, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
