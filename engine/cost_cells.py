@@ -8,7 +8,7 @@ requests. Requests have different random prompts: rows that are alike would all 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from statistics import median
 from typing import NamedTuple
@@ -23,7 +23,7 @@ from engine.messages import RunStep, Sampling, SlotBind, StepDone
 Say = Callable[[str], None]
 
 PROMPT_TOKENS, PROMPTS_AT_ONCE = 32, 16
-LEAST_ROUNDS = 3
+LEAST_ROUNDS = 2
 """The first one packs weights and fills caches, and isn't counted."""
 
 TOLD_PARTS = 4
@@ -64,21 +64,25 @@ class Subject:
     meets: bool = False
 
 
-def cells_of(requests: int, block: int) -> list[Cell]:
-    """Powers of two up to `requests`, and that; of each the plain step, one drafted row, and whole drafts."""
+def cells_of(requests: int, block: int, quick: bool = False) -> list[Cell]:
+    """Powers of two up to `requests`, and that; of each the plain step, one drafted row, and whole drafts.
+
+    quick  half drafts and whole ones in place of every width
+    """
     counts = sorted({1 << power for power in range(requests.bit_length())} | {requests})
+    widths = (block // 2, block) if quick else range(1, block + 1)
     return [
         cell
         for count in counts
         for cell in (
             Cell(count, count, False),
-            *(Cell(count, rows, True) for rows in sorted({count + 1, *_widths(count, block)})),
+            *(Cell(count, rows, True) for rows in sorted({count + 1, *_rows(count, widths)})),
         )
     ]
 
 
-def _widths(count: int, block: int) -> range:
-    return range(2 * count, (block + 1) * count + 1, count)
+def _rows(count: int, widths: Iterable[int]) -> list[int]:
+    return [count * (1 + width) for width in widths if width]
 
 
 def measure(
@@ -87,11 +91,21 @@ def measure(
     """The median step of each cell, without its first one.
 
     run_cell  runs a cell's step and gives its seconds
-    budget_s  rounds go on until so many seconds are over, LEAST_ROUNDS at least; None: `rounds` of them
+    cells     by requests, ascending
+    budget_s  LEAST_ROUNDS, and more until so many seconds are over; cells of more requests are left out where
+              those before take too long for that. None: all cells, `rounds` times
     """
     began = time.perf_counter()
-    taken_s: dict[Cell, list[float]] = {cell: [] for cell in cells}
-    done = 0
+    taken_s: dict[Cell, list[float]] = {}
+    for number, cell in enumerate(cells, 1):
+        late = budget_s is not None and time.perf_counter() - began > budget_s / LEAST_ROUNDS
+        if late and cell.requests > cells[number - 2].requests:
+            say(f"costs of steps: {cell.requests} requests and more are left out, for want of time")
+            break
+        taken_s[cell] = [run_cell(cell)]
+        if number * TOLD_PARTS // len(cells) != (number - 1) * TOLD_PARTS // len(cells):
+            say(f"costs of steps: {number} of {len(cells)} cells run once")
+    done = 1
 
     def goes_on() -> bool:
         if budget_s is None:
@@ -100,12 +114,10 @@ def measure(
         return done < LEAST_ROUNDS or passed_s * (done + 1) / done < budget_s
 
     while goes_on():
-        for number, cell in enumerate(cells, 1):
-            taken_s[cell].append(run_cell(cell))
-            if done == 0 and number * TOLD_PARTS // len(cells) != (number - 1) * TOLD_PARTS // len(cells):
-                say(f"costs of steps: {number} of {len(cells)} cells run once")
+        for cell, times in taken_s.items():
+            times.append(run_cell(cell))
         done += 1
-    say(f"costs of steps: {len(cells)} cells, {done} rounds, {time.perf_counter() - began:.1f} s")
+    say(f"costs of steps: {len(taken_s)} cells, {done} rounds, {time.perf_counter() - began:.1f} s")
     return [Measured(cell, median(times[1:] or times)) for cell, times in taken_s.items()]
 
 

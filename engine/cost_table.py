@@ -165,11 +165,14 @@ def cost_table_for(settings: Settings, subject: Subject, say: Say) -> CostTable:
 
 
 def measured_table(subject: Subject, say: Say, rounds: int = 0) -> tuple[CostTable, list[Measured]]:
-    """A table measured in `rounds` rounds; 0: in START_UP_S, or as few as it takes where ranks meet."""
+    """A table from every cell in `rounds` rounds; 0: from fewer cells, in about START_UP_S.
+
+    Where ranks meet, which run the same steps, the time counts for nothing, and it is LEAST_ROUNDS.
+    """
     stage = Stage(subject)
-    cells = cells_of(subject.requests, subject.block)
-    by_time = not rounds and not subject.meets
-    measured = measure(stage.run_cell, cells, say, START_UP_S if by_time else None, rounds or LEAST_ROUNDS)
+    cells = cells_of(subject.requests, subject.block, quick=not rounds)
+    budget_s = None if rounds or subject.meets else START_UP_S
+    measured = measure(stage.run_cell, cells, say, budget_s, rounds or LEAST_ROUNDS)
     table = fit(measured)
     off = np.abs(errors(table, measured))
     say(f"costs of steps: fitted within {np.median(off):.1%} (median), {off.max():.1%} (worst)")

@@ -41,6 +41,11 @@ def test_cells_cover_plain_steps_probes_and_whole_drafts() -> None:
         (6, 6, False), (6, 7, True), (6, 12, True), (6, 18, True),
     ]  # fmt: skip
     assert len(set(cells)) == len(cells)
+    quick = cells_of(6, 5, quick=True)
+    assert [cell for cell in quick if cell.requests == 6] == [
+        (6, 6, False), (6, 7, True), (6, 18, True), (6, 36, True),
+    ]  # fmt: skip
+    assert set(quick) < set(cells_of(6, 5))
 
 
 def test_a_fit_without_noise_is_exact_between_its_points() -> None:
@@ -102,7 +107,14 @@ def test_rounds_visit_each_cell_and_the_first_isnt_counted() -> None:
     assert [line for line in said if f"{len(cells)} of {len(cells)}" in line]
     visits.clear()
     measure(run, cells, said.append, budget_s=0.0)
+    # No time at all: the least number of requests, the least number of rounds.
+    assert {cell.requests for cell in visits} == {1}
     assert set(visits.values()) == {LEAST_ROUNDS}
+    assert any("2 requests and more are left out" in line for line in said)
+    visits.clear()
+    measure(run, cells, said.append, budget_s=0.05)
+    assert set(visits) == set(cells)
+    assert min(visits.values()) > LEAST_ROUNDS
 
 
 def test_a_saved_table_is_the_same_when_it_is_loaded(tmp_path: Path) -> None:

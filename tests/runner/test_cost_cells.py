@@ -59,7 +59,7 @@ def test_each_cell_runs_its_rows_until_pages_are_full_and_anew(subject: Subject)
 def test_a_start_measures_once_and_keeps_the_table(
     subject: Subject, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine.cost_table.START_UP_S", 0.0)
+    monkeypatch.setattr("engine.cost_table.START_UP_S", 0.2)
     path = tmp_path / "table.json"
     settings = Settings(speculative_cost_table=str(path))
     said: list[str] = []
@@ -89,7 +89,7 @@ def test_a_start_measures_once_and_keeps_the_table(
 def test_a_table_that_cant_be_written_is_used_all_the_same(
     subject: Subject, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine.cost_table.START_UP_S", 0.0)
+    monkeypatch.setattr("engine.cost_table.START_UP_S", 0.2)
     (tmp_path / "file").write_text("")
     said: list[str] = []
     settings = Settings(speculative_cost_table=str(tmp_path / "file" / "table.json"))
