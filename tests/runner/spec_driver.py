@@ -56,8 +56,12 @@ class SpecDriver(Driver):
     @property
     def width(self) -> int:
         """Most rows of a group."""
-        assert self.runner.speculation is not None
-        return self.runner.speculation.block + 1
+        return self._block + 1
+
+    def __init__(self, runner: StepRunner) -> None:
+        super().__init__(runner)
+        assert runner.speculation is not None
+        self._block = runner.speculation.block
 
     def stream(
         self, slot: int, prompt: Sequence[int], sampling: Sampling, total: int, own_prompt: int = 0
