@@ -7,7 +7,7 @@ position plus i, under the assumption that the first i drafted tokens were emitt
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,8 +19,7 @@ GrammarMask = Callable[[Tensor], None]
 """Sets forbidden tokens of logits [R, V] to minus infinity, in place."""
 
 
-@dataclass(frozen=True, slots=True)
-class Groups:
+class Groups(NamedTuple):
     """Groups of rows, in the order of the rows.
 
     slots      the slot of each
