@@ -15,7 +15,7 @@ from engine.errors import PageAccounting, ShapeMismatch
 from engine.memory.pools import KVState
 from engine.messages import RunStep
 from engine.runner.columns import Int, Upload
-from engine.runner.plan import Plan, check_generations
+from engine.runner.plan import Plan
 from engine.runner.speculative import Drafts
 from engine.runner.taps import ragged
 
@@ -71,8 +71,8 @@ class Laid:
     lens: Int
 
 
-def read_columns(job: RunStep, state: KVState, rank: int) -> StepColumns:
-    """raises ShapeMismatch for columns that disagree, PageAccounting for a stale generation"""
+def read_columns(job: RunStep, rank: int) -> StepColumns:
+    """raises ShapeMismatch for columns that disagree"""
     slots, generations, starts, counts, tokens = (
         np.frombuffer(column, np.int32)
         for column in (job.slots, job.generations, job.starts, job.counts, job.tokens)
@@ -80,14 +80,13 @@ def read_columns(job: RunStep, state: KVState, rank: int) -> StepColumns:
     verify = np.frombuffer(job.verify or bytes(slots.size), np.uint8).astype(np.int64)
     decodes = verify > 0
     sizes = {slots.size, generations.size, starts.size, counts.size, len(job.samples), verify.size}
-    if len(sizes) != 1 or counts.sum() != tokens.size or (counts > 1)[decodes].any():
+    if len(sizes) != 1 or counts.sum() != tokens.size or (counts[decodes] > 1).any():
         raise ShapeMismatch(
             f"step {job.epoch}: columns hold {sorted(sizes)} entries, {tokens.size} tokens stand against "
             f"counts {counts.tolist()} and verify {verify.tolist()}"
         )
-    check_generations(state, slots, generations)
     chunks = np.where(decodes, 0, counts).astype(np.int64)
-    agreed = job.ranks[rank][1] if job.ranks else int(chunks.sum() + verify.sum())
+    agreed = job.ranks[rank][1] if job.ranks else tokens.size + sum(job.verify)
     return StepColumns(slots, generations, starts, counts, tokens, decodes, chunks, verify, agreed)
 
 
@@ -97,7 +96,7 @@ def decoding_groups(columns: StepColumns, round_: Round) -> Decoding:
     raises  PageAccounting where a slot is longer than the step's upper bound, or a chunk doesn't follow it
     """
     held = round_.lengths[columns.slots]
-    wrong = (held > columns.starts) | ((held < columns.starts) & ~columns.decodes)
+    wrong = np.where(columns.decodes, held > columns.starts, held != columns.starts)
     if wrong.any():
         group = int(np.flatnonzero(wrong)[0])
         raise PageAccounting(

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from engine.actors.round import Accepted, Begin, Committed, Drafted, Failed, LaidOut, Verified
+from engine.errors import Unexpected
 from engine.memory.pools import KVState
 from engine.messages import RunStep, StepDone
 from engine.model.model import DeepseekV4
@@ -42,7 +43,7 @@ from engine.runner.decoding import (
 )
 from engine.runner.forward import commit_step, forward, input_ids, store_relay
 from engine.runner.masking import begin_masks, masked
-from engine.runner.plan import Plan, plan_batch
+from engine.runner.plan import Plan, check_generations, plan_batch
 from engine.runner.speculative import Drafts, Speculation
 from engine.runner.taps import ragged
 from engine.runner.verdicts import judge
@@ -99,7 +100,7 @@ class Rounds:
             raise
 
     def _execute(self, job: RunStep, began: float) -> StepDone:
-        columns = read_columns(job, self.state, self.model.groups.dp.rank)
+        columns = read_columns(job, self.model.groups.dp.rank)
         outcome = Outcome(failed=self._broken(columns))
         decoding = self.begin(job.epoch, columns, outcome)
         laid = self.layout(job, columns, decoding, self.draft(columns, decoding, job.budget))
@@ -138,7 +139,11 @@ class Rounds:
             caps = caps.copy()
             caps[list(outcome.failed)] = 0
         slots, generations = columns.slots, columns.generations
-        self.round.receive(Begin(epoch, slots, generations, columns.chunks, caps, columns.agreed))
+        try:
+            self.round.receive(Begin(epoch, slots, generations, columns.chunks, caps, columns.agreed))
+        except Unexpected:
+            check_generations(self.state, slots, generations)
+            raise
         return decoding_groups(columns, self.round)
 
     def draft(self, columns: StepColumns, decoding: Decoding, budget: int) -> Drafts | None:
