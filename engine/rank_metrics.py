@@ -49,7 +49,7 @@ COUNTERS = {
     "forward_execution_seconds_total": (
         "seconds of steps on the device",
         "category",
-        ("extend", "decode", "mixed"),
+        ("idle", "extend", "decode", "mixed"),
     ),
     "num_retracted_requests_total": ("requests that gave their pages back and waited again", "", ("",)),
     "num_retracted_input_tokens_total": ("prompt tokens of retracted requests", "", ("",)),
