@@ -32,7 +32,8 @@ from numpy.typing import NDArray
 
 from engine.actors.core import Core
 
-Ints = NDArray[np.int64]
+# Several times faster on short columns than `.all()` and `.any()`.
+count_nonzero = np.count_nonzero
 
 NO_END = np.iinfo(np.int64).max
 MASK_SLOTS = 2
@@ -167,7 +168,7 @@ class Round(Core):
 
     def names_bound_slots(self, msg: Begin) -> bool:
         """Every group's slot is bound to its generation."""
-        return bool((self.generations[msg.slots] == msg.generations).all())
+        return not count_nonzero(self.generations[msg.slots] != msg.generations)
 
     def begin(self, msg: Begin) -> None:
         """Least and most rows of each group; a request that has ended on the device gets none."""
@@ -185,10 +186,8 @@ class Round(Core):
 
     def injects_waiting_rows(self, msg: Injected) -> bool:
         """In order, at most once, committed ones alone, and all up to the anchor."""
-        return bool(
-            (msg.first >= self.injected[msg.slots]).all()
-            and (msg.first + msg.rows == self.lengths[msg.slots]).all()
-        )
+        again = count_nonzero(msg.first < self.injected[msg.slots])
+        return not again and not count_nonzero(msg.first + msg.rows != self.lengths[msg.slots])
 
     def note_injected(self, msg: Injected) -> None:
         """Rows that were passed over are never injected either."""
@@ -197,19 +196,19 @@ class Round(Core):
     def sees_all_context(self, msg: Drafted) -> bool:
         """A group whose drafts may be verified has drafted with everything committed in its ring."""
         behind = self.injected[self.slots] < self.lengths[self.slots]
-        return not (behind & (self.caps > 1)).any()
+        return not count_nonzero(behind & (self.caps > 1))
 
     # -- verify --------------------------------------------------------------------------------
 
     def lays_out_plain_rows(self, msg: LaidOut) -> bool:
         """Without drafts: one row of each decode group that has any left, all rows of chunks."""
-        return bool((msg.lens == self.least).all())
+        return not count_nonzero(msg.lens != self.least)
 
     def lays_out_allowed_rows(self, msg: LaidOut) -> bool:
         """At least the anchor, at most what may be kept, and no more rows than the ranks agreed on."""
         lens = msg.lens
-        within = (lens >= self.least) & (lens <= self.most)
-        return bool(within.all()) and int(lens.sum()) <= self.rows
+        outside = count_nonzero(lens < self.least) or count_nonzero(lens > self.most)
+        return not outside and int(lens.sum()) <= self.rows
 
     def lay_out(self, msg: LaidOut) -> None:
         """At most what is verified is kept."""
@@ -227,8 +226,9 @@ class Round(Core):
     def matchers_stood_at_the_anchors(self, msg: MaskReady) -> bool:
         """I1: each had every token behind it, and none twice, when its draft was traversed."""
         known = self.lengths[self.slots[self.masked]] + np.maximum(self.chunks[self.masked], 1)
-        same = (msg.lengths == known) | (msg.lengths == ENDED)
-        return msg.epoch == self.epoch and msg.lengths.shape == known.shape and bool(same.all())
+        if msg.epoch != self.epoch or msg.lengths.shape != known.shape:
+            return False
+        return not count_nonzero((msg.lengths != known) & (msg.lengths != ENDED))
 
     def note_ends(self, msg: MaskReady) -> None:
         """I6: of a group whose grammar has ended nothing more is kept."""
@@ -253,7 +253,7 @@ class Round(Core):
         if msg.failed is not None:
             least = least.copy()
             least[msg.failed] = 0
-        return bool(((msg.kept >= least) & (msg.kept <= self.most)).all())
+        return not count_nonzero(msg.kept < least) and not count_nonzero(msg.kept > self.most)
 
     def note_kept(self, msg: Accepted) -> None:
         """Committed next."""
