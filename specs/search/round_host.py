@@ -74,7 +74,7 @@ class Around(Environment):
             request = Request(*values[:5], bool(values[5]))
             self.requests.setdefault((request.rank, request.slot), []).append(request)
         self.budgets = tuple(budgets or [DRAFTED])
-        self.lates = (False, True) if late else (False,)
+        self.reads = (False, True) if late else (False,)
         self.barrier, self.once = barrier, once
         self.epoch = 1
         self.places = {key: Place(known=listed[0].prompt) for key, listed in self.requests.items()}
@@ -125,7 +125,7 @@ class Around(Environment):
             if self.gains[rank]:
                 found.append(("advance", rank))
             if self.wishes[rank] and not (self.barrier and (self.results[rank] or self.gains[rank])):
-                found += [("mask", rank, late) for late in self.lates]
+                found += [("mask", rank, late) for late in self.reads]
             chance = self.chances[rank]
             if chance is not None:
                 found += [("go", rank, *drawn) for drawn in _draws(chance)]
