@@ -6,7 +6,7 @@ from bisect import bisect_left
 from collections import Counter
 from dataclasses import dataclass, field
 
-from engine.grammar.worker_job import Outcome
+from engine.grammar.worker_job import Finished, Outcome
 
 BUCKETS_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 
@@ -37,6 +37,7 @@ class GrammarCounters:
     phases        seconds of workers by phase: lock, read, deserialize, compile, serialize, publish
     disk_errors   by kind: corrupt, scope, io, over_limit
     disk_bytes    of the store, as the newest answer of a worker had it
+    finished      jobs whose share the disk has, too
     worker_ends   by cause: killed (its job's time was over), crashed, retired
     """
 
@@ -45,15 +46,20 @@ class GrammarCounters:
     disk_errors: Counter[str] = field(default_factory=Counter)
     disk_bytes: int = 0
     disk_pruned: int = 0
+    finished: int = 0
     worker_ends: Counter[str] = field(default_factory=Counter)
 
-    def note(self, outcome: Outcome) -> None:
-        """What a worker reports with an answer."""
-        for phase, seconds in outcome.seconds.items():
+    def note(self, told: Outcome | Finished) -> None:
+        """What a worker reports with an answer, and behind it."""
+        for phase, seconds in told.seconds.items():
             self.phases.setdefault(phase, Seconds()).add(seconds)
-        self.disk_errors.update(outcome.errors)
-        self.disk_bytes = outcome.store_bytes
-        self.disk_pruned += outcome.pruned
+        self.disk_errors.update(told.errors)
+        if isinstance(told, Finished):
+            self.finished += 1
+            self.disk_bytes = told.store_bytes
+            self.disk_pruned += told.pruned
+            if told.retires:
+                self.worker_ends["retired"] += 1
 
     def figures(self) -> dict[str, float]:
         """Counters by metric name, a label behind it in braces."""

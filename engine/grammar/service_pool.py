@@ -16,7 +16,7 @@ from engine.children import Child, how_it_ended, spawn
 from engine.errors import GrammarFailed
 from engine.grammar.service_counters import GrammarCounters
 from engine.grammar.worker import LENGTH, READY, WorkerSettings
-from engine.grammar.worker_job import Outcome
+from engine.grammar.worker_job import Finished, Outcome
 from engine.messages import GrammarBroken, GrammarBuilt, GrammarCompile, GrammarKill, GrammarUnfit
 
 START_S = 30.0
@@ -24,6 +24,9 @@ START_S = 30.0
 
 PAUSE_S = 1.0
 """Between two starts, where one has failed."""
+
+FINISH_S = 30.0
+"""What a worker may take behind its answer: two and a half times its compile as a rule."""
 
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
@@ -184,30 +187,39 @@ class CompilerPool:
         self.running[job.job] = worker
         try:
             data = await worker.ask(job.key.encode("utf-8"))
-            answer, goes_on = await self._answer(worker, job, data)
+            answer = await self._answer(worker, job, data)
         finally:
             del self.running[job.job]
             self._killed.discard(job.job)
         await self._grammar.offer(answer)
-        return goes_on
+        return data is not None and await self._finished(worker)
 
-    async def _answer(self, worker: Worker, job: GrammarCompile, data: bytes | None) -> tuple[Answer, bool]:
+    async def _answer(self, worker: Worker, job: GrammarCompile, data: bytes | None) -> Answer:
         if data is None:
             await worker.child.process.wait()
             kind = "killed" if job.job in self._killed else "crashed"
             self._note(kind, f"{worker.child.name}: {self._how(worker)}")
-            return GrammarBroken(job.job, kind, self._how(worker)), False
+            return GrammarBroken(job.job, kind, self._how(worker))
         outcome = msgspec.msgpack.decode(data, type=Outcome)
         self.counters.note(outcome)
-        if outcome.retires:
-            self.counters.worker_ends["retired"] += 1
-        goes_on = not outcome.retires
         if outcome.kind == "built" and outcome.artifact is not None:
             size = len(outcome.artifact.payload) + len(outcome.artifact.key)
-            return GrammarBuilt(job.job, outcome.artifact, size, outcome.source), goes_on
+            return GrammarBuilt(job.job, outcome.artifact, size, outcome.source)
         if outcome.kind == "unfit":
-            return GrammarUnfit(job.job, outcome.text, anyio.current_time()), goes_on
-        return GrammarBroken(job.job, outcome.kind, outcome.text), goes_on
+            return GrammarUnfit(job.job, outcome.text, anyio.current_time())
+        return GrammarBroken(job.job, outcome.kind, outcome.text)
+
+    async def _finished(self, worker: Worker) -> bool:
+        """Waits until the disk has what it gets of the last job; whether the worker is of further use."""
+        data = None
+        with anyio.move_on_after(FINISH_S):
+            data = await worker.hear()
+        if data is None:
+            self._note("crashed", f"{worker.child.name} behind an answer: {self._how(worker)}")
+            return False
+        finished = msgspec.msgpack.decode(data, type=Finished)
+        self.counters.note(finished)
+        return not finished.retires
 
     def _note(self, cause: str, text: str) -> None:
         self.counters.worker_ends[cause] += 1

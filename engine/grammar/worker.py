@@ -2,7 +2,7 @@
 
 The library can't be interrupted, so whatever takes too long is ended with its process. It doesn't import
 torch, so that another is there at once. Its settings come on standard input; jobs and answers go over the
-socket, each with its length before it: a key's text, and an `Outcome`.
+socket, each with its length before it: a key's text, and then an `Outcome` and a `Finished`.
 """
 
 from __future__ import annotations
@@ -55,9 +55,11 @@ def serve(link: socket.socket, settings: WorkerSettings) -> None:
         store = Store(Path(settings.store), scope_of(settings.vocabulary), settings.store_bytes)
     send(link, READY)
     while (wire := receive(link)) is not None:
-        outcome = Job(compiler, store).run(wire.decode("utf-8"))
-        send(link, msgspec.msgpack.encode(outcome))
-        if outcome.retires:
+        job = Job(compiler, store)
+        send(link, msgspec.msgpack.encode(job.run(wire.decode("utf-8"))))
+        finished = job.finish()
+        send(link, msgspec.msgpack.encode(finished))
+        if finished.retires:
             link.close()
             os._exit(0)  # The library is still busy in a thread, which an orderly end would wait for.
 

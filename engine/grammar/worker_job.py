@@ -1,15 +1,17 @@
 """What a compile worker does with one key: find it in the store, or compile it and decide what to keep.
 
-Kept is the serial form where loading it is worth it, else a marker that the key compiles within the limits.
-The marker is published first: a worker that is killed while it measures leaves it, and nothing is lost.
+The answer goes out as soon as the grammar is compiled; what the disk gets is decided and written behind it.
+So the ranks of the first requests compile, which takes less than serializing would. The marker that the key
+compiles within the limits is published first: a worker that is killed while it measures leaves that.
 """
 
 from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import msgspec
@@ -41,9 +43,7 @@ class Outcome(msgspec.Struct, frozen=True):
     """Worker -> service: the one answer to a job.
 
     kind      built, unfit, corrupt or failed                source  as in GrammarReady
-    seconds   of each phase: lock, read, deserialize, compile, serialize, publish
-    errors    of the store during this job, by kind          pruned, store_bytes  of the store
-    retires   the worker still serializes what nobody waits for: it ends, and another takes its place
+    seconds   of each phase so far: lock, read, compile      errors  of the store so far, by kind
     """
 
     kind: str
@@ -52,24 +52,39 @@ class Outcome(msgspec.Struct, frozen=True):
     artifact: GrammarArtifact | None = None
     seconds: dict[str, float] = {}
     errors: dict[str, int] = {}
+
+
+class Finished(msgspec.Struct, frozen=True):
+    """Worker -> service, behind the answer: the disk has what it gets.
+
+    seconds      of each phase since the answer: publish, serialize, deserialize
+    errors       of the store since then, by kind
+    pruned       entries that went for this one              store_bytes  of all entries
+    retires      the library still serializes what nobody waits for: the worker ends, another takes its place
+    """
+
+    seconds: dict[str, float] = {}
+    errors: dict[str, int] = {}
     pruned: int = 0
     store_bytes: int = 0
     retires: bool = False
 
 
 class Job:
-    """One key in a worker."""
+    """One key in a worker: `run`, send what it returns, `finish`. The key's entry is locked throughout."""
 
     def __init__(self, compiler: Compiler, store: Store | None) -> None:
-        self.seconds: dict[str, float] = {}
-        self.retires = False
         self._compiler = compiler
         self._store = store
+        self._locked = ExitStack()
+        self._fresh: tuple[GrammarKey, Any, GrammarArtifact] | None = None
+        self._retires = False
+        self._seconds: dict[str, float] = {}
+        self._errors = Counter(store.errors) if store else Counter()
+        self._pruned = store.pruned if store else 0
 
     def run(self, wire: str) -> Outcome:
         """The answer; every error that has a cause in the key or the store is one, too."""
-        before = dict(self._store.errors) if self._store else {}
-        pruned = self._store.pruned if self._store else 0
         try:
             artifact, source = self._resolved(GrammarKey.from_wire(wire))
             found = Outcome("built", "", source, artifact)
@@ -79,32 +94,29 @@ class Job:
             found = Outcome("corrupt", str(error))
         except (EngineError, MemoryError) as error:
             found = Outcome("failed", f"{type(error).__name__}: {error}")
+        seconds, errors = self._taken()
+        return msgspec.structs.replace(found, seconds=seconds, errors=errors)
+
+    def finish(self) -> Finished:
+        """What the disk gets of a grammar that was compiled."""
+        with self._locked:
+            if self._fresh is not None and self._store is not None:
+                self._keep(self._store, *self._fresh)
+        seconds, errors = self._taken()
         if self._store is None:
-            return msgspec.structs.replace(found, seconds=self.seconds, retires=self.retires)
-        errors = {kind: count - before.get(kind, 0) for kind, count in self._store.errors.items()}
-        return msgspec.structs.replace(
-            found,
-            seconds=self.seconds,
-            errors={kind: count for kind, count in errors.items() if count},
-            pruned=self._store.pruned - pruned,
-            store_bytes=self._store.total_bytes(),
-            retires=self.retires,
-        )
+            return Finished(seconds)
+        pruned = self._store.pruned - self._pruned
+        return Finished(seconds, errors, pruned, self._store.total_bytes(), self._retires)
 
     def _resolved(self, key: GrammarKey) -> tuple[GrammarArtifact, str]:
-        if self._store is None:
-            return self._compiled(key), "compile"
-        with self._phase("lock"):
-            lock = self._store.locked(key)
-            lock.__enter__()
-        try:
+        if self._store is not None:
+            with self._phase("lock"):
+                self._locked.enter_context(self._store.locked(key))
             with self._phase("read"):
                 found = self._store.read(key)
             if found is not None:
                 return found, "disk" if found.payload else "local_compile_marker"
-            return self._compiled(key), "compile"
-        finally:
-            lock.__exit__(None, None, None)
+        return self._compiled(key), "compile"
 
     def _compiled(self, key: GrammarKey) -> GrammarArtifact:
         with self._phase("compile"):
@@ -115,20 +127,27 @@ class Job:
             raw_bytes=0,
             probe=self._compiler.probe(handle),
             memory_bytes=int(handle.memory_size_bytes()),
-            compile_s=self.seconds["compile"],
+            compile_s=self._seconds["compile"],
             load_s=0.0,
         )
-        self._publish(marker, key)
-        packed = self._packed(handle, marker)
-        if packed is None:
-            return marker
-        self._publish(packed, key)
-        return packed
+        self._fresh = key, handle, marker
+        return marker
 
-    def _publish(self, artifact: GrammarArtifact, key: GrammarKey) -> None:
-        if self._store is not None:
+    def _keep(self, store: Store, key: GrammarKey, handle: Any, marker: GrammarArtifact) -> None:
+        with self._phase("publish"):
+            store.publish(marker, key)
+        packed = self._packed(handle, marker)
+        if packed is not None:
             with self._phase("publish"):
-                self._store.publish(artifact, key)
+                store.publish(packed, key)
+
+    def _taken(self) -> tuple[dict[str, float], dict[str, int]]:
+        """Seconds and errors since the last call."""
+        seconds, self._seconds = self._seconds, {}
+        errors = Counter(self._store.errors) if self._store else Counter()
+        new = errors - self._errors
+        self._errors = errors
+        return seconds, dict(new)
 
     def _packed(self, handle: Any, marker: GrammarArtifact) -> GrammarArtifact | None:
         """With the serial form, if loading it was measured to be worth it."""
@@ -142,10 +161,9 @@ class Job:
         if raw_bytes > MOST_RAW_BYTES:
             return None
         payload = deflated(text)
-        began_s = time.perf_counter()
         with self._phase("deserialize"):
             loaded = self._compiler.deserialize(inflated(payload, raw_bytes))
-        load_s = time.perf_counter() - began_s
+        load_s = self._seconds["deserialize"]
         if load_s > LOAD_SHARE * marker.compile_s or self._compiler.probe(loaded) != marker.probe:
             return None
         return msgspec.structs.replace(marker, payload=payload, raw_bytes=raw_bytes, load_s=load_s)
@@ -158,7 +176,7 @@ class Job:
         )
         thread.start()
         thread.join(within_s)
-        self.retires = thread.is_alive()
+        self._retires = thread.is_alive()
         return made[0] if made else None
 
     @contextmanager
@@ -167,4 +185,4 @@ class Job:
         try:
             yield
         finally:
-            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - began_s
+            self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - began_s

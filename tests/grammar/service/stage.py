@@ -72,6 +72,12 @@ class Running:
             assert ready.value.key == key.wire()
             return ready.source
 
+    async def finished(self, jobs: int) -> None:
+        """Once the disk has what so many jobs have for it."""
+        with anyio.fail_after(30):
+            while self.service.counters.finished < jobs:
+                await anyio.sleep(0.01)
+
 
 @asynccontextmanager
 async def running(limits: GrammarLimits, store: Path | None = None, **more: int) -> AsyncIterator[Running]:

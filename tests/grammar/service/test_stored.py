@@ -1,0 +1,191 @@
+"""Service and store together: what a second start finds, what damage does, what a killed worker leaves."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from functools import cache
+from pathlib import Path
+
+import anyio
+import pytest
+
+from engine.actors.grammar_keys import GrammarLimits
+from engine.errors import GrammarFailed, GrammarTimedOut
+from engine.fsm.owners import ROOT
+from engine.grammar import worker_job
+from engine.grammar.compiler import Compiler, whole_library
+from engine.grammar.key import GrammarKey
+from engine.grammar.ledger import ENTRY
+from engine.grammar.store import Store
+from engine.grammar.worker import scope_of
+from engine.grammar.worker_job import Finished, Job, Outcome
+from tests.grammar.service.stage import Running, endless, running, strings, vocabulary, wide, word
+from tests.grammar.service.test_service import serve, together
+
+
+@cache
+def compiler() -> Compiler:
+    return Compiler(vocabulary(), whole_library())
+
+
+def store_in(root: Path) -> Store:
+    return Store(root, scope_of(vocabulary()), 1 << 24)
+
+
+def test_a_second_start_finds_what_the_first_has_compiled(tmp_path: Path) -> None:
+    keys = [strings("a"), word("b"), wide(120)]
+
+    async def first(found: Running) -> None:
+        for key in keys:
+            assert await found.source(key) == "compile"
+        await found.finished(3)
+        figures = found.service.figures()
+        assert figures["grammar_disk_cache_bytes"] > 0
+        assert figures['grammar_resolutions_total{source="compile"}'] == 3
+
+    async def second(found: Running) -> None:
+        sources = {await found.source(key) for key in keys}
+        assert sources <= {"disk", "local_compile_marker"}
+        assert "local_compile_marker" in sources
+        assert "compile" not in found.service.counters.phases
+
+    serve(GrammarLimits(), first, tmp_path)
+    serve(GrammarLimits(), second, tmp_path)
+
+
+def test_two_servers_compile_a_key_once_between_them(tmp_path: Path) -> None:
+    keys = [word(f"w{number}") for number in range(20)]
+    compiled: list[int] = []
+
+    async def main() -> None:
+        limits = GrammarLimits(workers=1)
+        async with running(limits, tmp_path) as one, running(limits, tmp_path) as other:
+
+            async def ask(found: Running, key: GrammarKey) -> None:
+                await found.source(key)
+
+            await together([lambda f=f, k=k: ask(f, k) for k in keys for f in (one, other)])  # type: ignore[misc]
+            compiled.extend(found.service.counters.phases["compile"].count for found in (one, other))
+
+    anyio.run(main, backend="asyncio")
+    assert sum(compiled) == len(keys)
+
+
+def test_a_damaged_entry_is_its_requests_failure_and_stays(tmp_path: Path) -> None:
+    key = word("w")
+
+    async def first(found: Running) -> None:
+        await found.source(key)
+        await found.finished(1)
+
+    async def second(found: Running) -> None:
+        for _ in range(2):
+            with pytest.raises(GrammarFailed, match="can't be trusted"):
+                await found.source(key)
+        assert await found.source(word("other")) == "compile"
+        assert found.service.figures()['grammar_disk_errors_total{kind="corrupt"}'] == 2
+        assert found.counts["corrupt"] == 2
+
+    serve(GrammarLimits(), first, tmp_path)
+    (entry,) = tmp_path.glob(f"*/*{ENTRY}")
+    data = bytearray(entry.read_bytes())
+    data[len(data) // 2] ^= 4
+    entry.write_bytes(data)
+    serve(GrammarLimits(), second, tmp_path)
+    assert entry.read_bytes() == data
+
+
+def test_workers_killed_at_their_deadline_or_by_a_stranger_leave_a_sound_store(tmp_path: Path) -> None:
+    async def act(found: Running) -> None:
+        async def kill() -> None:
+            for _ in range(8):
+                await anyio.sleep(0.15)
+                for worker in list(found.service.pool.running.values())[:1]:
+                    os.kill(worker.child.process.pid, signal.SIGKILL)
+
+        async def ask(key: GrammarKey) -> None:
+            try:
+                await found.source(key)
+            except (GrammarFailed, GrammarTimedOut):
+                failed.append(key)
+
+        failed: list[GrammarKey] = []
+        keys = [endless(1), *(strings(f"s{number}") for number in range(40)), endless(2)]
+        await together([kill, *(lambda key=key: ask(key) for key in keys)])  # type: ignore[misc]
+        assert failed
+        for number in range(40):
+            await found.source(strings(f"s{number}"))
+        await anyio.sleep(0.5)
+        assert not found.service.counters.disk_errors
+
+    serve(GrammarLimits(workers=2, timeout_s=1.0), act, tmp_path)
+    store = store_in(tmp_path)
+    for number in range(40):
+        artifact = store.read(strings(f"s{number}"))
+        assert artifact is not None
+        assert compiler().probe(compiler().load(artifact)) == artifact.probe
+    assert store.total_bytes() == sum(path.stat().st_size for path in tmp_path.glob(f"*/*{ENTRY}"))
+
+
+def job(root: Path, key: GrammarKey) -> tuple[Outcome, Finished]:
+    """One key as in a worker."""
+    found = Job(compiler(), store_in(root))
+    return found.run(key.wire()), found.finish()
+
+
+def test_the_serial_form_is_kept_where_loading_it_was_measured_to_pay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_job, "LEAST_COMPILE_S", 0.0)
+    monkeypatch.setattr(worker_job, "SERIALIZE_SHARE", 1e6)
+    monkeypatch.setattr(worker_job, "LOAD_SHARE", 1e6)
+    outcome, finished = job(tmp_path, strings("a"))
+    assert outcome.artifact is not None
+    assert (outcome.source, outcome.artifact.payload) == ("compile", b"")  # The answer doesn't wait for it.
+    assert outcome.seconds.keys() == {"lock", "read", "compile"}
+    assert finished.seconds.keys() == {"serialize", "deserialize", "publish"}
+    again, _ = job(tmp_path, strings("a"))
+    assert again.artifact is not None
+    assert again.source == "disk"
+    assert again.artifact.payload
+    assert again.artifact.load_s > 0
+    assert again.artifact.probe == outcome.artifact.probe
+    assert compiler().probe(compiler().load(again.artifact)) == outcome.artifact.probe
+    monkeypatch.setattr(worker_job, "LOAD_SHARE", 0.0)
+    job(tmp_path, strings("b"))
+    again, _ = job(tmp_path, strings("b"))
+    assert again.source == "local_compile_marker"
+    assert again.artifact is not None
+    assert compiler().probe(compiler().load(again.artifact)) == again.artifact.probe
+
+
+def test_a_serial_form_that_takes_too_long_to_make_is_not_waited_for(tmp_path: Path) -> None:
+    """Its marker is in the store before anything else is tried, and the worker that is still busy retires."""
+    outcome, finished = job(tmp_path, wide(500))
+    assert finished.retires
+    assert store_in(tmp_path).read(wide(500)) == outcome.artifact
+    for thread in threading.enumerate():
+        if thread.name == "serialize":
+            thread.join()
+
+    async def act(found: Running) -> None:
+        assert await found.source(wide(501)) == "compile"
+        assert await found.source(word("after")) == "compile"
+        await found.finished(2)
+        assert found.service.counters.worker_ends["retired"] == 1
+        assert not found.reports
+
+    serve(GrammarLimits(), act, tmp_path)
+
+
+def test_a_worker_imports_no_torch() -> None:
+    code = (
+        "import sys, engine.grammar.worker as worker; worker.native_part();"
+        "print([name for name in ('torch', 'transformers') if sys.modules.get(name)])"
+    )
+    told = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert told.stdout.strip() == "[]"
