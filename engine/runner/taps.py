@@ -76,15 +76,14 @@ class TapRing:
         tokens  int64 [T], what the rows were made of; None where no tokens are kept
         lens    int64 [B], committed rows of each group
         """
-        slots, starts = batch.slots.astype(np.int64), batch.starts.astype(np.int64)
         if lens.size == batch.tokens.size and lens.all():
-            places = self._to.int64(slots * TAP_ROWS + starts % TAP_ROWS)
+            places = self._to.int64(batch.slots * TAP_ROWS + batch.starts % TAP_ROWS)
             self._put(places, taps[:, : lens.size], None if tokens is None else tokens[: lens.size])
             return
         group, row = ragged(np.minimum(lens, TAP_ROWS))
         row += (lens - np.minimum(lens, TAP_ROWS))[group]
         source = self._to.int64((np.cumsum(batch.counts, dtype=np.int64) - batch.counts)[group] + row)
-        places = self._to.int64(slots[group] * TAP_ROWS + (starts[group] + row) % TAP_ROWS)
+        places = self._to.int64(batch.slots[group] * TAP_ROWS + (batch.starts[group] + row) % TAP_ROWS)
         tokens = None if tokens is None else tokens.index_select(0, source)
         self._put(places, taps.index_select(1, source), tokens)
 

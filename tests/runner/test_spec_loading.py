@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,24 @@ import torch
 from engine import loading
 from engine.config import NANO, Settings
 from engine.errors import CheckpointError, ConfigError
+from engine.kernels.cpu import CpuOps
 from engine.loading import Loaded, load_rank
+from engine.memory.pools import KVState
 from engine.messages import Sampling
+from engine.model.checkpoint import load_checkpoint
+from engine.model.draft import Drafter
+from engine.model.draft_loading import load_drafter
+from engine.model.dummy import dummy_weights
+from engine.model.fields import DSparkConfig
+from engine.model.layout import FLOAT_LAYOUT
+from engine.model.model import DeepseekV4
+from engine.model.tensor_specs import Draft
+from engine.model.tokenizer import load_tokenizer
+from engine.runner.speculative import Speculation
 from engine.runner.step import StepRunner
 from tests.runner.driver import Driver
-from tests.runner.spec_driver import SpecDriver
+from tests.runner.scripted_drafter import ScriptedDrafter
+from tests.runner.spec_driver import CPU, SpecDriver, plain_texts
 
 BLOCK = 5
 TEMPERATURES = [1.5, 1.25, 1.0, 1.0, 0.75]
@@ -134,3 +148,36 @@ def test_drafts_of_a_real_drafter_leave_the_greedy_text_bit_by_bit(
     seen = np.concatenate(scores)
     assert bool(seen.size) == bool(budget)
     assert ((seen > 0) & (seen <= 1)).all()
+
+
+@pytest.mark.parametrize("drafts", ["random", "right but for every seventh"])
+def test_the_shipped_models_greedy_text_is_the_same_with_drafts(drafts: str) -> None:
+    config, weights = load_checkpoint(NANO, torch.float32, CPU)
+    drafting = DSparkConfig(5, 8000, (5, 6, 7), 64, "vanilla", 0, 0, True, True, (1.0,) * 5)
+    config = replace(config, dspark=drafting)
+    layout = replace(FLOAT_LAYOUT, draft=Draft.DSPARK, stages=3)
+    model = DeepseekV4(
+        config, weights, device="cpu", dtype=torch.float32, deterministic=False, kv_rounding="none",
+        ops=CpuOps(),
+    )  # fmt: skip
+    tokenizer = load_tokenizer(NANO)
+    questions = ("The capital of France is", "def fibonacci(n):", '{"name": "')
+    prompts = {slot: tokenizer.encode(text) for slot, text in enumerate(questions, 1)}
+    texts = plain_texts(model, prompts, 48)
+    drafter: Drafter
+    if drafts == "random":
+        drafter = load_drafter(config, dummy_weights(config, torch.float32, CPU, layout=layout), model)
+    else:
+        drafter = ScriptedDrafter(5, (5, 6, 7), config.vocab_size)
+        drafter.texts = texts
+        drafter.wrong = {(slot, place) for slot in texts for place in range(0, 99, 7)}
+    state = KVState(config, 5, 9, 9, CPU, torch.float32)
+    driver = SpecDriver(StepRunner(model, state, (1,), Speculation(drafter, state, "compact")))
+    streams = [
+        driver.stream(slot, ids, Sampling(99, temperature=0.0), len(ids) + 48)
+        for slot, ids in prompts.items()
+    ]
+    driver.round(*((stream, len(stream.prompt)) for stream in streams))
+    driver.finish(*streams)
+    for stream in streams:
+        assert stream.prompt + stream.output == texts[stream.slot]
