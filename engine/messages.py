@@ -82,7 +82,10 @@ class Submit(Message, frozen=True):
 
     prompt         int32[n] token ids, n >= 1
     child          0..n-1, which of the `n` completions of one HTTP request this is; part of the sampling key
-    grammar_key    empty: none
+    grammar_key    what `GrammarKey.wire` wrote; empty: the output is free
+    grammar        msgpack of the key's GrammarArtifact, once a request; empty where there is no key
+    grammar_root   "start": the grammar begins with the output; "after_think": behind the token that ends the
+                   reasoning
     deadline_s     seconds from receipt after which the request is aborted; 0: none
     timing         seconds since the epoch: API receive, tokenise start, tokenise end, dispatch
     """
@@ -98,6 +101,8 @@ class Submit(Message, frozen=True):
     bootstrap_room: int = -1
     deadline_s: float = 0.0
     timing: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0)
+    grammar: bytes = b""
+    grammar_root: str = "start"
 
 
 class SubmitBatch(Message, frozen=True):
@@ -141,6 +146,7 @@ class StepDone(Message, frozen=True):
     token_ids  int32[sum counts]
     failed     (row, message) of rows whose sampling failed; their counts are 0 (I15)
     logprobs   None where no row asked
+    ended      uint8[B] 1 where the group's last token ended its grammar; empty: none did
 
     Of a step that has `verify`, else empty:
     verified   uint8[B] rows verified of each group
@@ -159,6 +165,7 @@ class StepDone(Message, frozen=True):
     survival: bytes = b""
     lengths: bytes = b""
     phases: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    ended: bytes = b""
 
 
 class Tick(Message, frozen=True):
@@ -182,6 +189,7 @@ class SlotBind(Message, frozen=True):
     prompt         int32[n], n >= prompt_tokens: the prompt and what was generated before a retraction;
                    empty where neither penalties nor prompt logprobs are asked for
     ends_at        tokens of the request at its longest, prompt and output; 0: not told (no speculation)
+    constrained    the request has a matcher, known by its request_id
     """
 
     slot: int
@@ -192,6 +200,7 @@ class SlotBind(Message, frozen=True):
     prompt_tokens: int
     prompt: bytes = b""
     ends_at: int = 0
+    constrained: bool = False
 
 
 class RunStep(Message, frozen=True):
