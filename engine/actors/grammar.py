@@ -74,7 +74,7 @@ class Grammars(Core):
 
     def is_on_its_way(self, msg: GrammarWanted) -> bool:
         """Somebody waits for it, or a worker has it."""
-        return self.keys.state(msg.key) in ("queued", "compiling", "ending")
+        return self.keys.is_on_its_way(msg.key)
 
     def is_refused(self, msg: GrammarWanted) -> bool:
         """It can't be compiled, as is remembered."""

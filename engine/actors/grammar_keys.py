@@ -19,7 +19,7 @@ Places = NDArray[np.intp]
 
 @dataclass(frozen=True)
 class GrammarLimits:
-    """Bounds, all positive.
+    """Bounds, all positive but `queued`, which may be 0.
 
     workers      jobs at a time                        queued    keys that may wait for a worker
     cache_bytes, cache_entries  of the memory cache    refusals  keys whose refusal is remembered
@@ -78,6 +78,10 @@ class GrammarKeys:
         """Its state's name; vacant where nothing is known of it."""
         place = self.place_of.get(key)
         return "vacant" if place is None else self.machine.state(place)
+
+    def is_on_its_way(self, key: str) -> bool:
+        """Somebody waits for it, or a worker has it."""
+        return self.state(key) in ("queued", "compiling", "ending")
 
     def fire(self, event: str, key: str, msg: object = None) -> None:
         """One event of a key; a key without a place gets one."""

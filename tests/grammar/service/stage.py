@@ -45,10 +45,10 @@ def strings(name: str) -> GrammarKey:
     return GrammarKey("ebnf", f'root ::= "{name}" string\n{rule}')
 
 
-def endless(seed: int = 0) -> GrammarKey:
-    """A grammar that compiles for half a minute."""
+def endless(seed: int = 0, depth: int = 600) -> GrammarKey:
+    """A grammar that compiles for half a minute; of depth 200, for a second."""
     schema: dict[str, object] = {"type": "integer", "minimum": seed}
-    for _ in range(600):
+    for _ in range(depth):
         schema = {"type": "array", "items": schema}
     body = {"type": "structural_tag", "format": {"type": "json_schema", "json_schema": schema}}
     return GrammarKey("structural_tag", json.dumps(body))
