@@ -12,9 +12,11 @@ from typing import TypeVar
 
 from engine.grammar.gate import automaton
 from engine.grammar.gate.automaton import Dfa
+from engine.grammar.gate.charset import ALL
 from engine.grammar.gate.document import Node
 from engine.grammar.gate.numbers import Number, Signed, spellings
-from engine.grammar.gate.pattern import Tree
+from engine.grammar.gate.pattern import Chars, Edge, Repeat, Seq, Tree
+from engine.grammar.gate.refusals import GrammarRefused
 
 Part = TypeVar("Part")
 Goal = tuple[tuple[Node, bool], ...]
@@ -153,6 +155,20 @@ def texts_of(matches: tuple[Matches, ...]) -> Dfa:
     return parts[0][0] if len(parts) == 1 and parts[0][1] else automaton.conjunction(parts)
 
 
+def texts_meeting(one: Str) -> Dfa:
+    """Texts that meet an alternative's matches and lengths; lengths that are met anyway add no states."""
+    dfa = texts_of(one.matches)
+    if dfa.empty:
+        return dfa
+    shortest, longest = dfa.lengths()
+    high = one.high if one.high is not None and (longest is None or longest > one.high) else None
+    low = one.low if shortest < one.low else 0
+    if not low and high is None:
+        return dfa
+    length: Tree = Seq((Edge(True), Repeat(Chars(ALL), low, high), Edge(False)))
+    return texts_of((*one.matches, (length, True)))
+
+
 def found_in(tree: Tree, text: str) -> bool:
     """Whether a tree is found in a text."""
     return texts_with(tree).accepts(text)
@@ -264,7 +280,10 @@ def plainly_empty(alternative: Num | Str) -> bool:
         return not alternative.chosen
     if isinstance(alternative, Num):
         return bool(alternative.conditions) and spellings(alternative.conditions).empty
-    return len(alternative.matches) > 1 and texts_of(alternative.matches).empty
+    try:
+        return bool(alternative.matches) and texts_meeting(alternative).empty
+    except GrammarRefused:
+        return False  # too large to know; it is refused, or written as it stands, where it is used
 
 
 def members_goal(alternative: Obj, name: str) -> Goal:

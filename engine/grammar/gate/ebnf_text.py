@@ -31,8 +31,9 @@ def _character(point: int) -> str:
 
 def _class(ranges: Ranges) -> str:
     """A set of characters as an EBNF class; from the complement where that is shorter."""
-    others = charset.complement(ranges)
-    negated = len(others) < len(ranges) and bool(others)
+    # Where a class is negated, the compiler lets bytes of surrogates through, which no UTF-8 has: name them.
+    others = tuple(sorted((*charset.complement(ranges), (0xD800, 0xDFFF))))
+    negated = len(others) < len(ranges)
     parts = [
         _class_character(low) if low == high else f"{_class_character(low)}-{_class_character(high)}"
         for low, high in (others if negated else ranges)

@@ -175,7 +175,9 @@ def spellings(conditions: tuple[Signed, ...]) -> Dfa:
 
     Integers may have any number of digits, others as many as a double keeps.
     """
-    whole_numbers = (INTEGER, True) in conditions
+    whole_numbers = any(
+        wanted and isinstance(one, Multiple) and one.divisor.denominator == 1 for one, wanted in conditions
+    )
     starts = (0, 0, tuple(condition.first() for condition, _ in conditions))
 
     def row(state: _State) -> list[tuple[int, int, _State]]:

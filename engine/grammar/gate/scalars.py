@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from engine.grammar.gate import charset
-from engine.grammar.gate.alternatives import Num, Str, texts_of
-from engine.grammar.gate.automaton import Dfa, without
+from engine.grammar.gate.alternatives import Num, Str, texts_meeting, texts_of
+from engine.grammar.gate.automaton import MAX_STATES, Dfa, without
 from engine.grammar.gate.ebnf_text import Rules, Spelling, choice, literal, one_of, repeat, sequence, written
 from engine.grammar.gate.numbers import INTEGER, spellings
 from engine.grammar.gate.pattern import Chars, Edge, Either, Repeat, Seq, Tree
@@ -14,7 +14,7 @@ INTEGER_TEXT = '"-"? ("0" | [1-9] [0-9]*)'
 NUMBER_TEXT = '"-"? ("0" | [1-9] [0-9]*) ("." [0-9]+)? ([eE] [+\\-]? [0-9]{1,3})?'
 # Any JSON string: every escape, but none that makes half of a surrogate pair.
 _HEX = "[0-9a-cefA-CEF] [0-9a-fA-F]{3} | [dD] [0-7] [0-9a-fA-F]{2}"
-CHARACTER_TEXT = f'[^"\\\\\\u0000-\\u001f] | "\\\\" (["\\\\/bfnrt] | "u" ({_HEX}))'
+CHARACTER_TEXT = f'[^"\\\\\\u0000-\\u001f\\ud800-\\udfff] | "\\\\" (["\\\\/bfnrt] | "u" ({_HEX}))'
 FEW_STATES = 48
 
 
@@ -39,37 +39,16 @@ def string(one: Str, rules: Rules, spelling: Spelling = "json", quote: str = '"'
         return sequence((edge, repeat(single, one.low, one.high), edge))
     if len(one.matches) == 1 and one.matches[0][1]:
         tree = _with_length(one.matches[0][0], one.low, one.high)
-        if tree is not None and (_counts(tree) or _states(one) is None):
-            if _nested(tree):
-                raise GrammarRefused(
-                    "a pattern repeats what repeats without end, and is too large to untangle"
-                )
+        if tree is not None and not _nested(tree) and (_counts(tree) or _states(one) > FEW_STATES):
             return sequence((edge, tree_text(tree, spelling), edge))
-    return automaton_rules(_sized(one), spelling, quote, rules)
+    return automaton_rules(texts_meeting(one), spelling, quote, rules)
 
 
-def _states(one: Str) -> int | None:
+def _states(one: Str) -> int:
     try:
         return len(texts_of(one.matches).rows)
     except GrammarRefused:
-        return None
-
-
-def _sized(one: Str) -> Dfa:
-    """The automaton of the patterns and of the lengths that they leave open."""
-    dfa = texts_of(one.matches)
-    if dfa.empty:
-        raise GrammarRefused("no text meets what is asked")
-    shortest, longest = dfa.lengths()
-    high = one.high if one.high is not None and (longest is None or longest > one.high) else None
-    low = one.low if shortest < one.low else 0
-    if not low and high is None:
-        return dfa
-    length: Tree = Seq((Edge(True), Repeat(Chars(charset.ALL), low, high), Edge(False)))
-    found = texts_of((*one.matches, (length, True)))
-    if found.empty:
-        raise GrammarRefused("no text meets the pattern and the lengths")
-    return found
+        return MAX_STATES + 1
 
 
 def _with_length(tree: Tree, low: int, high: int | None) -> Tree | None:
@@ -111,7 +90,7 @@ def _parts(tree: Tree) -> list[Tree]:
 def _counts(tree: Tree) -> bool:
     """Whether the tree counts so far that an automaton of single states would be long."""
     repeats = [one for one in _parts(tree) if isinstance(one, Repeat)]
-    return any(max(one.low, one.high or 0) > FEW_STATES for one in repeats) and not _nested(tree)
+    return any(max(one.low, one.high or 0) > FEW_STATES for one in repeats)
 
 
 def _nested(tree: Tree) -> bool:

@@ -12,7 +12,7 @@ from engine.grammar.gate.jsontext import LIMITS, Limits
 from engine.grammar.gate.lowering import LAYOUTS, WS_RULE, Lowering, Whitespace
 from engine.grammar.key import GrammarKey
 
-MAX_GRAMMAR_CHARS = 2_000_000
+MAX_GRAMMAR_CHARS = 500_000
 
 
 def schema_grammar(
