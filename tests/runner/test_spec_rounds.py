@@ -138,7 +138,7 @@ def test_the_first_draft_sees_the_last_128_rows_whatever_the_chunks(model: Deeps
         torch.testing.assert_close(taps[50][key], row, atol=1e-4, rtol=1e-4)
 
 
-def test_taps_of_verified_rows_are_those_of_a_prompt(model: DeepseekV4) -> None:
+def test_taps_of_verified_and_of_plain_rows_are_those_of_a_prompt(model: DeepseekV4) -> None:
     text = plain_texts(model, {1: prompt(9, 9)}, 60)[1]
     driver, drafter = scripted_driver(model)
     drafter.texts = {1: text, 2: text}
@@ -149,6 +149,9 @@ def test_taps_of_verified_rows_are_those_of_a_prompt(model: DeepseekV4) -> None:
     )
     drafter.texts[2] = text + [0] * 9
     driver.round((decoded, 9))
+    # Rows of rounds and of plain steps, injected late.
+    for budget in [-1, 0, 0, 4, 0, -1, 0, 0, 0] * 2:
+        driver.round((decoded, BLOCK + 1), budget=budget)
     driver.finish(decoded)
     driver.round((read, len(text)))
     drafter.texts[2] = [*text, *read.output, *[0] * 9]
