@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -20,7 +19,7 @@ from engine.kernels.cpu import CpuOps
 from engine.memory.pools import KVState
 from engine.messages import RunStep, StepDone
 from engine.model.checkpoint import ShardRule, load_checkpoint, whole
-from engine.model.config import ModelConfig
+from engine.model.config import ModelConfig, eos_of
 from engine.model.draft import Drafter
 from engine.model.draft_loading import load_drafter
 from engine.model.dummy import dummy_weights
@@ -161,15 +160,3 @@ def _weights(
 def _whole_drafts(rule: ShardRule) -> ShardRule:
     """A rank's rule, but for drafts, which every rank has whole: its draft forward meets no other."""
     return lambda name, spec: whole(name, spec) if name.startswith("mtp.") else rule(name, spec)
-
-
-def eos_of(config: ModelConfig, folder: Path) -> tuple[int, ...]:
-    """End tokens: those of generation_config.json where it names some, else the configuration's one."""
-    file = folder / "generation_config.json"
-    named = json.loads(file.read_text(encoding="utf-8")).get("eos_token_id") if file.is_file() else None
-    ids = [config.eos_token_id] if named is None else named if isinstance(named, list) else [named]
-    if not all(isinstance(token, int) and 0 <= token < config.vocab_size for token in ids):
-        raise ConfigError(
-            f"{file}: eos_token_id is {named!r}, but the vocabulary has {config.vocab_size} tokens"
-        )
-    return tuple(ids)

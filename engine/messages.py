@@ -406,6 +406,9 @@ class Entry(Message, frozen=True):
     priority: int = 0
     deadline_s: float = 0.0
     timing: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0)
+    grammar_key: str = ""
+    grammar: bytes = b""
+    grammar_root: str = "start"
 
 
 class RankLoad(Message, frozen=True):

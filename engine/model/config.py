@@ -200,3 +200,15 @@ _AT_MOST = (
     ("num_experts_per_tok", "n_routed_experts"),
     ("num_hash_layers", "num_hidden_layers"),
 )
+
+
+def eos_of(config: ModelConfig, folder: Path) -> tuple[int, ...]:
+    """End tokens: those of generation_config.json where it names some, else the configuration's one."""
+    file = folder / "generation_config.json"
+    named = json.loads(file.read_text(encoding="utf-8")).get("eos_token_id") if file.is_file() else None
+    ids = [config.eos_token_id] if named is None else named if isinstance(named, list) else [named]
+    if not all(isinstance(token, int) and 0 <= token < config.vocab_size for token in ids):
+        raise ConfigError(
+            f"{file}: eos_token_id is {named!r}, but the vocabulary has {config.vocab_size} tokens"
+        )
+    return tuple(ids)
