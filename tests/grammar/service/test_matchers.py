@@ -64,7 +64,7 @@ def test_the_self_test_notices_another_traversal(monkeypatch: pytest.MonkeyPatch
         self_test(compiler())
 
 
-@pytest.mark.parametrize("broken", ["_walk", "_settle"])
+@pytest.mark.parametrize("broken", ["_walk", "_settle", "_close"])
 def test_the_comparison_of_chains_notices_what_is_left_out(
     broken: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
