@@ -37,7 +37,7 @@ def slot_bytes(drafter: Drafter, config: ModelConfig, dtype: torch.dtype) -> int
 class Drafts:
     """Drafts of n groups. A draft that holds NaN is worthless: its group verifies its anchor alone.
 
-    ids       [n, gamma] int64, inside the vocabulary
+    ids       [n, gamma] int64
     survival  [n, gamma] float32 on the host, 0 where the draft is worthless
     usable    [n] bool on the host
     logits    [n, gamma, V] float32, None where no group samples
@@ -71,7 +71,6 @@ class Speculation:
             state.dtype,
             keep_tokens=drafter.needs_next_tokens,
         )
-        self._vocab_size = state.config.vocab_size
         self._to = Upload(state.device)
 
     @property
@@ -104,19 +103,19 @@ class Speculation:
         """Drafts for `slots` [n] whose waiting rows were injected; waits for the survival on the host."""
         rows = DraftRows(slots, self.round.lengths[slots], self.ring.valid_from[slots], anchors)
         drafted = self.drafter.draft(self.state, rows, choose, keep_logits=keep_logits)
-        outside = (drafted.ids < 0) | (drafted.ids >= self._vocab_size)
         survival = drafted.survival
         if drafted.logits is not None:
             # A maximum is NaN where one number is, and tokens that a draft rules out don't disturb it.
             survival = torch.where(drafted.logits.amax(-1).isfinite(), survival, torch.nan)
-        survival = torch.where(outside, torch.nan, survival).cpu()
-        usable = survival.isfinite().all(1)
-        return Drafts(
-            drafted.ids.masked_fill(outside, 0),
-            torch.where(usable[:, None], survival, 0.0),
-            usable.numpy(),
-            drafted.logits,
-        )
+        survival = survival.cpu()
+        usable = np.isfinite(survival.numpy()).all(1)
+        ids = drafted.ids
+        if not usable.all():
+            worthless = self._to.tensor(~usable)[:, None]
+            # Tokens drawn from NaN may be no tokens at all.
+            ids = ids.masked_fill(worthless, 0)
+            survival = survival.masked_fill(torch.from_numpy(~usable)[:, None], 0.0)
+        return Drafts(ids, survival, usable, drafted.logits)
 
     def layout(self, drafts: Drafts, caps: Int, budget: int) -> tuple[Int, Int]:
         """(rows that each group runs, rows of it that may be accepted), both int64 [n].
