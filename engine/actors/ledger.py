@@ -15,6 +15,7 @@ from engine.actors.planning import Planner
 from engine.actors.requests import Requests
 from engine.actors.schedule import MODES, RATIO_ONE, Decision
 from engine.actors.spec_ledger import SpecLedger
+from engine.actors.speculation import Speculation
 from engine.config import PAGE_TOKENS
 from engine.memory.pages import PagePool
 from engine.messages import Snapshot, StepDone, Submit
@@ -28,8 +29,8 @@ class Ledger:
     drafts  what drafts bring; None: the rank doesn't speculate
     """
 
-    def __init__(self, drafts: SpecLedger | None = None) -> None:
-        self.drafts = drafts
+    def __init__(self, speculation: Speculation | None = None) -> None:
+        self.drafts = None if speculation is None else SpecLedger(speculation.block)
         self.tokens = {"prefill_compute": 0, "decode": 0}
         self.passes = dict.fromkeys(PATHS, 0)
         self.seconds = dict.fromkeys(MODES[:-1], 0.0)

@@ -40,8 +40,7 @@ class Planner:
     """Forms batches from the request table.
 
     chunk_tokens  prompt tokens of one step, at most
-    drafts        decides what is drafted; None: the rank doesn't speculate
-    width         rows of one request that a step verifies, at most
+    drafts, width decides what is drafted, None: nothing is; rows of one request in a step, at most
     ratio         share of what running requests may still generate that admission sets aside, in 1/1024
     retracted     requests, their prompt tokens, their output tokens, since the start
     """
@@ -108,12 +107,15 @@ class Planner:
         # Whoever may yet turn out to have room takes a free page, but nobody leaves for it.
         must = rows[r.known[rows] + r.due[rows] > mapped]
         leaving = self._make_room(active, set(must.tolist()))
-        for row in [*self._in_line(must).tolist(), *self._in_line(np.setdiff1d(rows[short], must)).tolist()]:
+        may = np.setdiff1d(rows[short], must)
+        for row in [*self._in_line(must).tolist(), *self._in_line(may).tolist()]:
             if row not in leaving and held.free_pages():
                 riders.entries += held.take_pages(row, 1)
-        room = held.mapped[rows] * PAGE_TOKENS - r.planned[rows]
-        caps = np.where(until > held.mapped[rows] * PAGE_TOKENS, np.minimum(riders.caps, room), riders.caps)
-        stays = (caps > 0) & ~np.isin(rows, list(leaving))
+        mapped = held.mapped[rows] * PAGE_TOKENS
+        caps = np.where(until > mapped, np.minimum(riders.caps, mapped - r.planned[rows]), riders.caps)
+        stays = caps > 0
+        if leaving:
+            stays &= ~np.isin(rows, list(leaving))
         riders.decodes, riders.caps = rows[stays], caps[stays]
         return leaving
 

@@ -16,7 +16,6 @@ from engine.actors.rank_checks import accounts_agree, flight_reads_only_what_is_
 from engine.actors.requests import Requests
 from engine.actors.results import Results
 from engine.actors.schedule import STOPPING, Decision, Want, decide
-from engine.actors.spec_ledger import SpecLedger
 from engine.errors import NotServing
 from engine.memory.pages import PagePool
 from engine.messages import (
@@ -51,10 +50,9 @@ class Rank(Core):
         full, window = PagePool("full", setup.full_pages), PagePool("window", setup.window_pages)
         self.requests = Requests(setup.slots, setup.queued, full, window, self._tell)
         self.intake = Intake(setup, self.requests, self._tell)
-        speculation = setup.speculation
-        self.planner = Planner(self.requests, setup.chunk_tokens, setup.graphs, speculation)
+        self.planner = Planner(self.requests, setup.chunk_tokens, setup.graphs, setup.speculation)
         self._results = Results(self.requests, setup.rank, setup.eos_ids, setup.window_tokens)
-        self._ledger = Ledger(None if speculation is None else SpecLedger(speculation.block))
+        self._ledger = Ledger(setup.speculation)
         self.next_epoch = 0
         self.heard: list[Want | None] = [None] * setup.ranks
         self.plan: Batch | None = None

@@ -71,18 +71,23 @@ class Results:
 
     def _kept(self, rows: Rows, live: Live, counts: Codes, tokens: Tokens) -> tuple[Kept, Codes]:
         """What counts of each row's tokens: those up to the first that ends it; and the finish codes."""
+        finish = np.full(rows.size, GOES_ON, np.uint8)
+        if tokens.size == np.count_nonzero(counts):
+            places = np.flatnonzero(counts)
+            finish[places] = self._finish(rows[places], 1, tokens)
+            return Kept(rows, live, counts, places, np.ones(tokens.size, np.bool_)), finish
         places = np.repeat(np.arange(rows.size), counts)
         firsts = np.cumsum(counts, dtype=np.int64) - counts
         nth = np.arange(1, tokens.size + 1) - firsts[places]
         codes = self._finish(rows[places], nth, tokens)
-        finish, kept = np.full(rows.size, GOES_ON, np.uint8), counts.copy()
+        kept = counts.copy()
         ends = np.flatnonzero(codes)
         if ends.size:
             ended, first = np.unique(places[ends], return_index=True)
             finish[ended], kept[ended] = codes[ends[first]], nth[ends[first]]
         return Kept(rows, live, kept, places, nth <= kept[places]), finish
 
-    def _finish(self, rows: Rows, nth: Column, tokens: Tokens) -> Codes:
+    def _finish(self, rows: Rows, nth: Column | int, tokens: Tokens) -> Codes:
         """Finish code of each token, the nth (from 1) that its row gains now; the strongest cause wins: EOS,
         stop token, length.
         """
