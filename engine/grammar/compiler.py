@@ -156,6 +156,22 @@ class Compiler:
         return mask.reshape(-1)
 
 
+def check(compiler: Compiler) -> None:
+    """The little that a compile worker needs of the library. Raises ConfigError where it isn't there.
+
+    A rank's self-test (`matchers_selftest`) asks for much more.
+    """
+    handle = compiler.compile(GrammarKey("ebnf", 'root ::= "[" [a-z]* "]"'))
+    loaded = compiler.deserialize(compiler.serialize(handle))
+    other = compiler.compile(GrammarKey("ebnf", 'root ::= "[" [0-9]* "]"'))
+    if handle.memory_size_bytes() <= 0 or compiler.probe(loaded) != compiler.probe(handle):
+        raise ConfigError(
+            "the grammar library doesn't give the masks of a grammar that it has written and read"
+        )
+    if compiler.probe(other) == compiler.probe(handle):
+        raise ConfigError("the grammar library gives equal masks for unequal grammars")
+
+
 def compiled_of(handle: Any) -> Any:
     """The library's own CompiledGrammar around a handle; for ranks, which have the whole library."""
     from xgrammar import CompiledGrammar

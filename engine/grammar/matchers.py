@@ -2,8 +2,8 @@
 
 The library has the traversal of one request; here it is called for one request after the other. The masks
 cost the time, the loop does not. Filling, accepting and rolling back by single calls gives the same masks in
-1.2 to 1.4 times the time at 1, 4, 32 and 64 requests of six rows, in about the same where masks are dear (free
-strings); and it has neither a time limit nor a matcher that is left as it was whatever happens.
+1.2 to 1.4 times the time at 1, 4, 32 and 64 requests of six rows, in about the same where masks are dear (in
+free strings); it has neither a time limit nor a matcher that is as before whatever happens.
 
 A chain of v rows belongs to a request: row 0 is the anchor, the token that was verified last and that the
 matcher has accepted; rows 1 to v-1 are drafts. The mask of row i is what may follow its token.

@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 
 from engine.children import die_with_parent, leave_signals_to_parent
-from engine.grammar.compiler import Compiler, library_version, native_part
+from engine.grammar.compiler import Compiler, check, library_version, native_part
 from engine.grammar.store import Store
 from engine.grammar.tokenizer_info import Vocabulary
 from engine.grammar.worker_job import POLICY, Job
@@ -50,6 +50,7 @@ def scope_of(vocabulary: Vocabulary) -> str:
 def serve(link: socket.socket, settings: WorkerSettings) -> None:
     """Jobs until the link ends, or until this worker is of no more use."""
     compiler = Compiler(settings.vocabulary, native_part())
+    check(compiler)
     store = None
     if settings.store:
         store = Store(Path(settings.store), scope_of(settings.vocabulary), settings.store_bytes)

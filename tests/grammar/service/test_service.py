@@ -18,6 +18,8 @@ from engine.grammar.compiler import Compiler as Library
 from engine.grammar.compiler import compiled_of, whole_library
 from engine.grammar.key import GrammarKey
 from engine.grammar.matchers import Matcher
+from engine.grammar.tokenizer_info import Vocabulary
+from tests.grammar.service import stage
 from tests.grammar.service.stage import WIDTH, Running, endless, running, strings, vocabulary, word
 
 Test = Callable[[Running], Coroutine[Any, Any, None]]
@@ -243,3 +245,18 @@ def test_every_artifact_is_loaded_to_the_same_masks_as_a_compile_here(tmp_path: 
         assert library.probe(library.compile(key)) == artifact.probe
         matcher = Matcher(compiled_of(library.load(artifact)), WIDTH)
         assert not matcher.terminated
+
+
+def test_a_library_that_is_not_the_expected_one_fails_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A vocabulary without letters stands for it: the worker's check finds nothing that it knows."""
+    empty = Vocabulary((b"\xff",) * 31 + (b"",), (31,))
+    monkeypatch.setattr(stage, "vocabulary", lambda: empty)
+
+    async def act(found: Running) -> None:
+        raise AssertionError("it started")
+
+    with pytest.raises(ExceptionGroup) as caught:
+        serve(GrammarLimits(), act)
+    assert caught.group_contains(GrammarFailed, match="doesn't start", depth=3) or caught.group_contains(
+        GrammarFailed, match="doesn't start"
+    )
