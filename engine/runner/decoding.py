@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import msgspec
 import numpy as np
 import numpy.typing as npt
@@ -16,59 +14,8 @@ from engine.memory.pools import KVState
 from engine.messages import RunStep
 from engine.runner.columns import Int, Upload
 from engine.runner.plan import Plan
-from engine.runner.speculative import Drafts
+from engine.runner.stages import Decoding, Laid, StepColumns
 from engine.runner.taps import ragged
-
-Int32 = npt.NDArray[np.int32]
-
-
-@dataclass(frozen=True, slots=True)
-class StepColumns:
-    """A RunStep's columns, integers [B]; tokens [T]; decodes bool [B].
-
-    chunks  int64, counts of chunks, 0 for groups that decode
-    verify  int64, 0 for chunks
-    agreed  most rows of the step, as the ranks agreed
-    """
-
-    slots: Int32
-    generations: Int32
-    starts: Int32
-    counts: Int32
-    tokens: Int32
-    decodes: npt.NDArray[np.bool_]
-    chunks: Int
-    verify: Int
-    agreed: int
-
-
-@dataclass(frozen=True, slots=True)
-class Decoding:
-    """The n row groups that verify something; those that had ended are left out.
-
-    groups          int64 [n], number in the RunStep
-    slots, lengths  int64 [n], committed length before the step
-    caps            int64 [n], most rows that each may verify, at least 1
-    """
-
-    groups: Int
-    slots: Int
-    lengths: Int
-    caps: Int
-
-
-@dataclass(frozen=True, slots=True)
-class Laid:
-    """What a step runs.
-
-    drafts  None where nothing was drafted: each group runs its anchor, and its next token is sampled
-    rows    int64 [n], rows that each decoding group runs
-    lens    int64 [n], how many of them are verified
-    """
-
-    drafts: Drafts | None
-    rows: Int
-    lens: Int
 
 
 def read_columns(job: RunStep, rank: int) -> StepColumns:

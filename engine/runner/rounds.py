@@ -12,7 +12,7 @@ which says how many rows run, and for the results.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -23,16 +23,12 @@ from engine.errors import Unexpected
 from engine.memory.pools import KVState
 from engine.messages import RunStep, StepDone
 from engine.model.model import DeepseekV4
-from engine.model.step import StepOutput
 from engine.runner.acceptance import Acceptance
 from engine.runner.acceptance_layout import VerifyRows
-from engine.runner.answers import Answers, Outcome, Wanted
+from engine.runner.answers import Answers, Outcome
 from engine.runner.batch import build_batch
-from engine.runner.columns import Int, Upload
+from engine.runner.columns import Upload
 from engine.runner.decoding import (
-    Decoding,
-    Laid,
-    StepColumns,
     anchors_of,
     check_agreed,
     decoding_groups,
@@ -43,41 +39,11 @@ from engine.runner.decoding import (
 )
 from engine.runner.forward import commit_step, forward, input_ids, store_relay
 from engine.runner.masking import begin_masks, masked
-from engine.runner.plan import Plan, check_generations, plan_batch
+from engine.runner.plan import check_generations, plan_batch
 from engine.runner.speculative import Drafts, Speculation
+from engine.runner.stages import Decoding, Kept, Laid, StepColumns, Target
 from engine.runner.taps import ragged
 from engine.runner.verdicts import judge
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """The target's part of a step.
-
-    names   int64, the RunStep's number of each of the batch's groups
-    places  int64 [n], the batch's number of each decoding group that is judged
-    """
-
-    plan: Plan
-    out: StepOutput
-    wanted: Wanted
-    names: Int
-    places: Int
-
-
-@dataclass(frozen=True, slots=True)
-class Kept:
-    """What a step keeps.
-
-    rows    int64 [B] of each of the RunStep's groups
-    failed  int64, groups that keep nothing since their logits or sampling failed; None where none can
-    lens    int64 on the device, rows of each of the batch's groups
-    relays  (slots, tokens) for the relay, int64 on the device
-    """
-
-    rows: Int
-    failed: Int | None
-    lens: Tensor
-    relays: tuple[tuple[Tensor, Tensor], ...]
 
 
 class Rounds:
