@@ -117,7 +117,7 @@ def test_a_request_that_leaves_gets_nothing_and_pins_nothing(loop: Loop) -> None
 def test_a_late_load_fails_its_requests_and_nobody_loads_the_key_beside_it() -> None:
     """The thread can't be ended; whoever comes next gets what it makes."""
     loop = Loop(timeout_s=0.3, workers=2)
-    slow = loop.artifact(endless(depth=150))
+    slow = loop.artifact(endless(depth=220))
     beside = Loop(timeout_s=0.1, workers=2)  # Without the rules that the first compiler remembers.
     beside.want(1, slow)
     beside.until(lambda: 1 in beside.given)

@@ -92,7 +92,7 @@ def test_one_slow_grammar_is_abandoned_at_its_deadline_while_others_go_on() -> N
         assert found.service.counters.worker_ends == {"killed": 2}
 
     serve(GrammarLimits(workers=2, timeout_s=1.5), act)
-    assert all(1.4 < seconds < 3.0 for seconds in late[1:])
+    assert all(1.4 < seconds < 6.0 for seconds in late[1:])
 
 
 def test_who_comes_while_the_worker_is_ended_waits_for_the_next_compile_of_the_key() -> None:
@@ -108,7 +108,7 @@ def test_who_comes_while_the_worker_is_ended_waits_for_the_next_compile_of_the_k
 
         began_s = anyio.current_time()
         await together([first, at_the_end])
-        assert anyio.current_time() - began_s < 3.5
+        assert anyio.current_time() - began_s < 6.0
 
     serve(GrammarLimits(workers=1, timeout_s=1.0), act)
 
