@@ -13,6 +13,7 @@ import hmac
 import os
 import secrets
 import struct
+import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -40,6 +41,7 @@ class Store:
     scope        text that names all that entries depend on: library, vocabulary, policy
     limit_bytes  of all entries of all scopes
     errors       since start, by kind: corrupt, scope, io, over_limit
+    pruned       entries that went for others, since start, which took `prune_s` seconds
 
     raises  StoreUnusable
     """
@@ -47,6 +49,7 @@ class Store:
     def __init__(self, root: Path, scope: str, limit_bytes: int) -> None:
         self.errors: Counter[str] = Counter()
         self.pruned = 0
+        self.prune_s = 0.0
         self._ledger = Ledger(root, limit_bytes)
         self._scope = scope.encode("utf-8")
         try:
@@ -121,7 +124,11 @@ class Store:
         with self._ledger.change() as change:
             change.begin()
             before = size_of(path)
-            self.pruned += change.make_room(size - before)
+            began_s = time.perf_counter()
+            gone = change.make_room(size - before)
+            if gone:
+                self.pruned += gone
+                self.prune_s += time.perf_counter() - began_s
             if change.total + size - before > self._ledger.limit_bytes:
                 self.errors["over_limit"] += 1
                 return False

@@ -57,7 +57,7 @@ class Outcome(msgspec.Struct, frozen=True):
 class Finished(msgspec.Struct, frozen=True):
     """Worker -> service, behind the answer: the disk has what it gets.
 
-    seconds      of each phase since the answer: publish, serialize, deserialize
+    seconds      of each phase since the answer: publish (prune is a part of it), serialize, deserialize
     errors       of the store since then, by kind
     pruned       entries that went for this one              store_bytes  of all entries
     retires      the library still serializes what nobody waits for: the worker ends, another takes its place
@@ -81,7 +81,7 @@ class Job:
         self._retires = False
         self._seconds: dict[str, float] = {}
         self._errors = Counter(store.errors) if store else Counter()
-        self._pruned = store.pruned if store else 0
+        self._pruned = (store.pruned, store.prune_s) if store else (0, 0.0)
 
     def run(self, wire: str) -> Outcome:
         """The answer; every error that has a cause in the key or the store is one, too."""
@@ -105,7 +105,9 @@ class Job:
         seconds, errors = self._taken()
         if self._store is None:
             return Finished(seconds)
-        pruned = self._store.pruned - self._pruned
+        pruned = self._store.pruned - self._pruned[0]
+        if pruned:
+            seconds["prune"] = self._store.prune_s - self._pruned[1]
         return Finished(seconds, errors, pruned, self._store.total_bytes(), self._retires)
 
     def _resolved(self, key: GrammarKey) -> tuple[GrammarArtifact, str]:

@@ -97,6 +97,7 @@ def test_the_least_recently_used_goes_first_and_nothing_that_is_locked(tmp_path:
     assert there(store) == {0, 1, 4, 5, 6, 7, 8}
     assert store.total_bytes() <= 10_000
     assert store.pruned == 2
+    assert store.prune_s > 0
     assert not list((tmp_path / "store").glob(f"*/*{key_of(2).digest}*"))  # Its lock went with it.
 
 
