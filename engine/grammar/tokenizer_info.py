@@ -60,15 +60,26 @@ class Vocabulary(msgspec.Struct, frozen=True, dict=True):
         return msgspec.msgpack.decode(data, type=cls)
 
 
-def vocabulary_of(tokenizer: TokenTable, vocab_size: int, stop_ids: Collection[int]) -> Vocabulary:
+UNREADABLE = b"\xff"
+"""A byte that no UTF-8 text has: a token of it is never text, but a grammar may ask for it by its id."""
+
+
+def vocabulary_of(
+    tokenizer: TokenTable, vocab_size: int, stop_ids: Collection[int], matched_ids: Collection[int] = ()
+) -> Vocabulary:
     """The vocabulary of a model.
 
     vocab_size  width of the model's logits, padding included; ids beyond the tokenizer's are blank
     stop_ids    ids at which a model ends, at least one
+    matched_ids special tokens that grammars match by id, as tool calls do with their marker: the library
+                accepts no blank token, even by its id
     raises      ConfigError for a stop id outside the logits, or where there is none
     """
     if not stop_ids or not all(0 <= one < vocab_size for one in stop_ids):
         raise ConfigError(f"stop ids {sorted(stop_ids)} don't fit logits of width {vocab_size}")
     blank = set(tokenizer.control_ids.values()) - set(stop_ids)
-    tokens = tuple(b"" if one in blank else tokenizer.token_bytes(one) for one in range(vocab_size))
+    instead = dict.fromkeys(blank, b"") | dict.fromkeys(matched_ids, UNREADABLE)
+    tokens = tuple(
+        instead[one] if one in instead else tokenizer.token_bytes(one) for one in range(vocab_size)
+    )
     return Vocabulary(tokens, tuple(sorted(stop_ids)))

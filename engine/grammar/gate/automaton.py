@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -13,7 +15,31 @@ from engine.grammar.gate.pattern import Chars, Edge, Either, Repeat, Seq, Tree
 from engine.grammar.gate.refusals import GrammarRefused
 
 MAX_STATES = 1500
+MAX_RAW_STATES = 8_000
 MAX_NFA = 12_000
+MAX_WORK = 120_000
+"""States that all automata of one request may take to build: some seconds."""
+
+_work: ContextVar[list[int] | None] = ContextVar("work", default=None)
+
+
+@contextmanager
+def bounded_work() -> Iterator[None]:
+    """Within it, automata are built until MAX_WORK states were made; then GrammarRefused."""
+    token = _work.set([MAX_WORK])
+    try:
+        yield
+    finally:
+        _work.reset(token)
+
+
+def _spend() -> None:
+    left = _work.get()
+    if left is not None:
+        left[0] -= 1
+        if left[0] < 0:
+            raise GrammarRefused(f"its patterns and numbers need automata of more than {MAX_WORK} states")
+
 
 State = TypeVar("State", bound=Hashable)
 Row = tuple[tuple[int, int, int], ...]
@@ -165,20 +191,24 @@ def explore(
     row: Callable[[State], Sequence[tuple[int, int, State]]],
     accepts: Callable[[State], bool],
 ) -> Dfa:
-    """The automaton of every state that `row` reaches, trimmed and minimal. Refuses more than MAX_STATES."""
+    """The automaton of every state that `row` reaches, trimmed and minimal. Refuses too many states."""
     numbers: dict[State, int] = {first: 0}
     states, rows = [first], []
     for state in states:
+        _spend()
         entries = []
         for low, high, target in row(state):
             if target not in numbers:
                 numbers[target] = len(states)
                 states.append(target)
-                if len(states) > MAX_STATES:
-                    raise GrammarRefused(f"an automaton of more than {MAX_STATES} states is needed")
+                if len(states) > MAX_RAW_STATES:
+                    raise GrammarRefused(f"an automaton of more than {MAX_RAW_STATES} states is needed")
             entries.append((low, high, numbers[target]))
         rows.append(entries)
-    return minimal(rows, [accepts(state) for state in states])
+    found = minimal(rows, [accepts(state) for state in states])
+    if len(found.rows) > MAX_STATES:
+        raise GrammarRefused(f"an automaton of {len(found.rows)} states is needed, more than {MAX_STATES}")
+    return found
 
 
 def minimal(rows: list[list[tuple[int, int, int]]], accepting: list[bool]) -> Dfa:

@@ -28,7 +28,8 @@ _TOKEN = re.compile(
       |(?P<class>\[(?:[^\]\\\r\n]|\\.)*\])
       |(?P<bounds>\{\s*\d{1,9}\s*(?:,\s*(?:\d{1,9})?\s*)?\})
       |(?P<ahead>\(=)
-      |(?P<mark>[|()*+?])""",
+      |(?P<mark>[|()*+?])
+      |(?P<other>[,=]|[0-9]+)""",
     re.VERBOSE,
 )
 _ESCAPE = re.compile(

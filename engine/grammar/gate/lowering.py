@@ -65,6 +65,10 @@ class Lowering:
             raise GrammarRefused("no value meets this schema", _place(goal))
         return [plan for plan in self._plans[goal] if self._can(plan)]
 
+    def possible(self, goal: Goal) -> bool:
+        """Whether some value meets a goal that was prepared."""
+        return goal in self._possible
+
     def expression(self, plan: Plan) -> str:
         """EBNF of one alternative; the rules that it needs are made."""
         todo: list[Goal] = []

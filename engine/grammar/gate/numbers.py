@@ -34,18 +34,28 @@ class Number:
         return Fraction(self.lexeme)
 
 
+@lru_cache(maxsize=1024)
+def _scaled(value: Fraction) -> tuple[int, int]:
+    """(p, k) with value = p / 10**k."""
+    places = 0
+    while (value * 10**places).denominator != 1:
+        places += 1
+    return int(value * 10**places), places
+
+
+@lru_cache(maxsize=1024)
+def _digits(value: Fraction) -> tuple[str, str]:
+    """Digits of a value from 0 on, before and after the point."""
+    units, places = _scaled(value)
+    text = str(units).rjust(places + 1, "0")
+    return (text[: len(text) - places].lstrip("0") or "0"), text[len(text) - places :]
+
+
 @dataclass(frozen=True, slots=True)
 class Multiple:
     """A multiple of `divisor`, which is positive; 1 for integers."""
 
     divisor: Fraction
-
-    def _scaled(self) -> tuple[int, int]:
-        """(p, k) with divisor = p / 10**k."""
-        places = 0
-        while (self.divisor * 10**places).denominator != 1:
-            places += 1
-        return int(self.divisor * 10**places), places
 
     def holds(self, value: Fraction) -> bool:
         """Exact, without rounding."""
@@ -59,7 +69,7 @@ class Multiple:
         """Digits up to the divisor's last place count; those after it must be zero."""
         assert isinstance(state, tuple)
         remainder, places, broken = state
-        p, k = self._scaled()
+        p, k = _scaled(self.divisor)
         if character == "-":
             return state
         if character == ".":
@@ -72,7 +82,7 @@ class Multiple:
         """The places not written are zeros."""
         assert isinstance(state, tuple)
         remainder, places, broken = state
-        p, k = self._scaled()
+        p, k = _scaled(self.divisor)
         return not broken and remainder * 10 ** (k - max(places, 0)) % p == 0
 
 
@@ -82,14 +92,6 @@ class Bound:
 
     limit: Fraction
     allowed: frozenset[int]
-
-    def _digits(self) -> tuple[str, str]:
-        """Digits of |limit| before and after the point."""
-        size, places = abs(self.limit), 0
-        while (size * 10**places).denominator != 1:
-            places += 1
-        text = str(int(size * 10**places)).rjust(places + 1, "0")
-        return (text[: len(text) - places].lstrip("0") or "0"), text[len(text) - places :]
 
     def holds(self, value: Fraction) -> bool:
         """Exact."""
@@ -103,7 +105,7 @@ class Bound:
         """Integer digits decide by their count first, then digit by digit; then the fraction."""
         assert isinstance(state, tuple)
         negative, nonzero, count, order, places = state
-        whole, fraction = self._digits()
+        whole, fraction = _digits(abs(self.limit))
         if character == "-":
             return True, nonzero, count, order, places
         if character == ".":
@@ -120,14 +122,14 @@ class Bound:
 
     def _settled(self, count: int, order: int) -> int:
         """Order of the integer parts once all digits are read."""
-        whole, _ = self._digits()
+        whole, _ = _digits(abs(self.limit))
         return order if count == len(whole) else (count > len(whole)) - (count < len(whole))
 
     def accepts(self, state: Hashable) -> bool:
         """Order of the number written so far against the limit."""
         assert isinstance(state, tuple)
         negative, nonzero, count, order, places = state
-        _, fraction = self._digits()
+        _, fraction = _digits(abs(self.limit))
         if count >= 0:
             order, places = self._settled(count, order), 0
         if not order and fraction[places:].strip("0"):
@@ -160,7 +162,7 @@ INTEGER = Multiple(Fraction(1))
 def multiple_of(divisor: Fraction) -> Multiple:
     """x is a multiple. Refuses divisors that would need an automaton of too many states."""
     found = Multiple(divisor)
-    if found._scaled()[0] > MAX_DIVISOR:
+    if _scaled(divisor)[0] > MAX_DIVISOR:
         raise GrammarRefused(f"a divisor of more than {MAX_DIVISOR} units of its last place")
     return found
 

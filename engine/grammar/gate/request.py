@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from engine.grammar.gate.automaton import bounded_work
 from engine.grammar.gate.ebnf import ebnf_grammar
 from engine.grammar.gate.jsontext import LIMITS, Limits
 from engine.grammar.gate.lowering import LAYOUTS, Whitespace
@@ -81,7 +82,8 @@ def parse_request(
         raise GrammarRefused(f"{named} are given; only one of them can be met", param=prefix + wishes[1][0])
     for name, kind, value, path, whitespace in wishes:
         try:
-            return _make(kind, value, policy, whitespace)
+            with bounded_work():
+                return _make(kind, value, policy, whitespace)
         except GrammarRefused as error:
             raise error.within(prefix + name, path) from error
     return None

@@ -12,6 +12,7 @@ from typing import Any
 
 from engine.grammar.gate import charset, jsontext
 from engine.grammar.gate.alternatives import ANYTHING, Goal, Str
+from engine.grammar.gate.automaton import bounded_work
 from engine.grammar.gate.document import Document
 from engine.grammar.gate.ebnf_text import Rules, choice, literal, one_of, repeat, sequence
 from engine.grammar.gate.expansion import Expansion
@@ -70,7 +71,8 @@ def tool_call_grammar(
     if not tools:
         raise GrammarRefused("a call is wanted, but there is no tool")
     writer = _Writer(markup, Rules(limits.rules, MAX_GRAMMAR_CHARS), whitespace, limits)
-    calls = [writer.call(tool) for tool in tools]
+    with bounded_work():
+        calls = [writer.call(tool) for tool in tools]
     call = writer.rules.shared(choice(calls))
     more = repeat(sequence((literal("\n"), call)), 0, None if parallel else 0)
     block = writer.filled("tool_calls", {"tool_calls": sequence((call, more))})
@@ -133,7 +135,10 @@ class _Writer:
 
     def _parameters(self, plan: ObjPlan, lowering: Lowering) -> str:
         """Parameters in the schema's order, each on a line of its own."""
-        if plan.others and plan.entries:
+        others = [(key, goal) for key, goal in plan.others if lowering.possible(goal)]
+        if others == [(Str(), ANYTHING)] and not plan.entries and not plan.low and plan.high is None:
+            return self._free()
+        if others:
             raise GrammarRefused(
                 "a strict tool can't have parameters that aren't listed", "/additionalProperties"
             )
