@@ -184,6 +184,109 @@ class ExchangeSyscall(ExchangeError):
     """The system refused memory or a file; the message has its reason."""
 
 
+class DescriptorError(EngineError):
+    """Memory of one process didn't reach another one; nothing of the attempt is left on either side.
+
+    rank   who found the fault; another rank than the one that raises: that one told it
+    """
+
+    def __init__(self, message: str, rank: int = -1) -> None:
+        super().__init__(message)
+        self.rank = rank
+
+
+class DescriptorFrame(DescriptorError):
+    """What arrived isn't a whole frame, or its checksum is wrong."""
+
+
+class DescriptorVersion(DescriptorError):
+    """The two ends speak different versions."""
+
+
+class DescriptorSession(DescriptorError):
+    """A frame is of another session, or for or of another rank."""
+
+
+class DescriptorGeneration(DescriptorError):
+    """A frame is of an earlier or later generation of the pool."""
+
+
+class DescriptorKind(DescriptorError):
+    """A descriptor or its frame isn't the kind of memory that was asked for."""
+
+
+class DescriptorCount(DescriptorError):
+    """A frame has not exactly one descriptor, or a batch not exactly the frames it was to have."""
+
+
+class DescriptorTruncated(DescriptorError):
+    """The system kept descriptors back: this process may open no more."""
+
+
+class DescriptorDuplicate(DescriptorError):
+    """A batch has the same index or the same memory twice."""
+
+
+class DescriptorSize(DescriptorError):
+    """Memory isn't as large as declared or expected."""
+
+
+class DescriptorSpan(DescriptorError):
+    """A span is misaligned, outside its pool, over another one, or not where it was expected."""
+
+
+class DescriptorUnsealed(DescriptorError):
+    """Host memory has other seals than those against resizing: its sender could pull it away."""
+
+
+class DescriptorDevice(DescriptorError):
+    """Memory is on another device than declared, or this process can't reach that device."""
+
+
+class DescriptorForeign(DescriptorError):
+    """The far end is another process, or another user's, than the one that was expected."""
+
+
+class DescriptorPeerDead(DescriptorError):
+    """The far end's process is gone."""
+
+
+class DescriptorPeerReplaced(DescriptorError):
+    """Another process speaks in the far end's place."""
+
+
+class DescriptorForked(DescriptorError):
+    """A child process used its parent's connection or memory."""
+
+
+class DescriptorClosed(DescriptorError):
+    """The far end has closed the connection, or this end has closed what is used."""
+
+
+class DescriptorTimeout(DescriptorError):
+    """The far end didn't answer in time."""
+
+
+class DescriptorSyscall(DescriptorError):
+    """The system refused; the message has its reason."""
+
+
+class RegionInUse(DescriptorError):
+    """Shared memory can't be given back while tensors or arrays of it live."""
+
+
+class CudaCallFailed(DescriptorError):
+    """A call of the CUDA driver failed; the message has its name, code and reason.
+
+    call, code   as the driver has them
+    """
+
+    def __init__(self, message: str, call: str = "", code: int = 0) -> None:
+        super().__init__(message)
+        self.call = call
+        self.code = code
+
+
 class GrammarRefused(EngineError):
     """The grammar library can't compile the client's grammar; remembered for a while."""
 
@@ -204,6 +307,10 @@ class GrammarFailed(EngineError):
 
 class GrammarDiverged(EngineError):
     """Mask and matcher disagree about a token: a fault of the engine; the request fails."""
+
+
+class GrammarTooSlow(EngineError):
+    """A grammar takes longer over a step's tokens than one request may hold up the others: it fails alone."""
 
 
 class StoreCorrupt(EngineError):
