@@ -16,7 +16,7 @@ from tests.grammar.gate.oracle import accepts, compiled
 @pytest.mark.parametrize(
     ("schema", "path"),
     [
-        ({"properties": {"a": {"type": "strin"}}}, "/properties/a/type"),
+        ({"properties": {"a": {"type": "text"}}}, "/properties/a/type"),
         ({"type": "array", "uniqueItems": True}, "/uniqueItems"),
         ({"properties": {"a/b": {"pattern": "(?=x)"}}}, "/properties/a~1b/pattern"),
         ({"anyOf": [{"format": "phone"}]}, "/anyOf/0/format"),
