@@ -14,7 +14,7 @@ import numpy as np
 
 from engine.actors.capacity import PROBE_BUDGET, BudgetPlan, CostTable, choose_budget, probe_period
 from engine.actors.requests import Requests
-from engine.actors.survival import SurvivalHistory
+from engine.actors.survival import LAG, NEVER, SurvivalHistory
 from engine.messages import StepDone
 
 if TYPE_CHECKING:
@@ -26,6 +26,9 @@ STATIC, CAP_ACCEPT, COMPACT = "static", "cap-accept", "compact"
 NONE, PLAIN, DRAFT, PROBE = "none", "plain", "draft", "probe"
 KINDS = (NONE, PLAIN, DRAFT, PROBE)
 """What a step is to drafts: without decode rows, without drafts, with them, with one to learn from."""
+
+FRESH = LAG + 2
+"""So many steps a draft tells of its request's next ones; an older one tells less than the mean of all."""
 
 NO_LIMIT = -1
 """Budget of a step that verifies as many rows as each request may."""
@@ -66,6 +69,7 @@ class Drafts:
     """Decides on each step's drafts.
 
     history  by slot; None: budgets don't depend on it
+    drafted  int64 by slot: the last step that drafted for it
     plain    steps with decode rows since one drafted last
     """
 
@@ -75,6 +79,7 @@ class Drafts:
         self.history: SurvivalHistory | None = None
         if setup.mode != STATIC and setup.table is not None:
             self.history = SurvivalHistory(requests.held.generations.size, setup.block)
+        self.drafted = np.full(requests.held.generations.size, NEVER)
         self.plain = 0
 
     def schedule(self, epoch: int, riders: Riders) -> None:
@@ -87,6 +92,8 @@ class Drafts:
         kind, budget, plan = self._choose(epoch, riders, room)
         if budget == 0 or (budget > 0 and self.setup.mode == COMPACT):
             riders.caps = np.minimum(riders.caps, 1 + budget)
+        if kind in (DRAFT, PROBE):
+            self.drafted[self.requests.held.slot[riders.decodes]] = epoch
         drafts = int(riders.caps.sum()) - rows
         if budget > 0 and self.setup.mode == COMPACT:
             drafts = min(drafts, budget)
@@ -101,6 +108,8 @@ class Drafts:
         held, rows = self.requests.held, riders.caps.size
         slots = held.slot[riders.decodes]
         survival = self.history.at(epoch, slots, held.generations[slots])
+        # One draft that looked poor must not keep its request from drafting until the next probe.
+        survival[self.drafted[slots] < epoch - FRESH] = self.history.prior(epoch)
         prompt_tokens = sum(end - start for _, start, end in riders.chunks)
         plan = choose_budget(survival, riders.caps, table, prompt_tokens)
         if plan.budget:
@@ -126,10 +135,13 @@ class Drafts:
 
     def snapshot(self) -> tuple[Any, ...]:
         """What changes, for the search."""
-        return self.plain, None if self.history is None else self.history.snapshot()
+        if self.history is None:
+            return ()
+        return self.plain, self.drafted.tobytes(), self.history.snapshot()
 
     def restore(self, taken: tuple[Any, ...]) -> None:
         """Back to a snapshot."""
-        self.plain = taken[0]
         if self.history is not None:
-            self.history.restore(taken[1])
+            self.plain = taken[0]
+            self.drafted[:] = np.frombuffer(taken[1], np.int64)
+            self.history.restore(taken[2])

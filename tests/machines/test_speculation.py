@@ -10,7 +10,7 @@ import pytest
 from engine.actors import spec_ledger
 from engine.actors.capacity import PROBE_SHARE, choose_budget, probe_period
 from engine.actors.schedule import Want, loads
-from engine.actors.speculation import CAP_ACCEPT, COMPACT, STATIC
+from engine.actors.speculation import CAP_ACCEPT, COMPACT, FRESH, STATIC
 from engine.messages import RunStep, StepDone, Tick
 from tests.machines.harness import Harness, submit_of
 from tests.machines.rounds import CHEAP, DEAR, answer, begun, drafting
@@ -84,6 +84,17 @@ def test_where_drafts_do_not_pay_probes_come_at_the_period_of_the_cost_table() -
     assert len(probes) >= 2
     extra_s = float(DEAR.seconds(1, 2, True)) - DEAR.plain(1)
     assert extra_s * len(probes) <= PROBE_SHARE * DEAR.plain(1) * len(budgets) * 1.01
+
+
+def test_one_poor_draft_does_not_keep_a_request_from_drafting_until_the_next_probe() -> None:
+    h = drafting(COMPACT, DEAR)
+    begun(h, submit_of(1, 4, 1400, **RESTLESS))
+    assert {step.budget for step in plain_rounds(h, 20, survival=1.0)} == {3}
+    plain_rounds(h, 1, survival=0.0)
+    budgets = [step.budget for step in plain_rounds(h, 20, survival=1.0)]
+    assert 0 < budgets.count(0) <= FRESH
+    assert budgets[-1] == 3
+    assert probe_period(DEAR, 1) > 10 * FRESH
 
 
 def test_a_probe_finds_out_that_drafts_pay_again() -> None:
