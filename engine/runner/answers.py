@@ -52,6 +52,11 @@ class Outcome:
     rows: dict[int, int] = field(default_factory=dict)
     failed: dict[int, str] = field(default_factory=dict)
 
+    def drop(self, group: int) -> None:
+        """The group emits nothing."""
+        self.tokens.pop(group, None)
+        self.rows.pop(group, None)
+
     def columns(self, groups: int) -> tuple[bytes, bytes]:
         """Counts and token ids, as StepDone has them."""
         counts = np.zeros(groups, np.uint8)

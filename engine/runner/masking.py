@@ -2,55 +2,162 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, Protocol
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from engine.messages import SlotBind
+from engine.runner.answers import BAD_LOGITS, Outcome
 from engine.runner.columns import Int
 from engine.runner.edits import GrammarMask
 
+OVER = -1
+"""Instead of a length: the grammar had ended before the step."""
+
+NOTHING_ALLOWED = (
+    "the grammar, the logit bias and the minimum length together allow no token, or the logits hold NaN or "
+    "infinity"
+)
+
+NO_GROUPS: Int = np.zeros(0, np.int64)
+
+
+class MaskGroups(NamedTuple):
+    """Groups whose rows choose tokens: those that are verified, then those that are sampled.
+
+    slots    int64 [n]
+    anchors  int64 [n], tokens that each has behind its first row's choice, the row's own included
+    widths   int64 [n], rows of each: verified ones; 1 of sampled groups
+    tokens   int64 [verified groups, gamma + 1] on the device, anchor and drafts
+    """
+
+    slots: Int
+    anchors: Int
+    widths: Int
+    tokens: Tensor
+
+
+class Masks(NamedTuple):
+    """The masks of a step.
+
+    apply    masks rows' logits in place: the rows of all groups, group by group
+    lengths  int64 [m] of the constrained groups: tokens behind their matchers; OVER: the grammar had ended
+    most     int64 [m], rows that each may keep: those up to the token that ends its grammar
+    failed   why a constrained group fails, by its number among them; its rows allow nothing
+    """
+
+    apply: GrammarMask
+    lengths: Int
+    most: Int
+    failed: Mapping[int, str]
+
 
 class MaskSource(Protocol):
-    """Masks of the rows that tokens are chosen from; made while the target runs.
+    """Where masks come from. All calls are the device thread's, and none waits but `finish` and `wait_read`.
 
-    Their groups are those that are verified, then those that are sampled; what is masked is one row for each
-    verified token, and one for each sampled group, in this order.
+    A step that has constrained groups calls `begin`, `finish` and `retain`, once each and in this order.
     """
 
-    def begin(self, epoch: int, slots: Int, tokens: Tensor, verify_lens: Int) -> None:
-        """The groups are known.
+    def bind(self, bind: SlotBind) -> str:
+        """A slot has a new request, constrained or not. Returns why it can't be masked; empty: it can."""
 
-        slots        int64 [n]
-        tokens       int64 [n, gamma + 1] on the device, anchor and drafts; zeros for sampled groups
-        verify_lens  int64 [n], how many of them are verified; 1 for sampled groups
+    def wait_read(self, mask_slot: int) -> None:
+        """Waits until the device has read what `mask_slot` held."""
+
+    def begin(self, epoch: int, mask_slot: int, groups: MaskGroups) -> None:
+        """Masks of these groups will be wanted."""
+
+    def constrained(self, slots: npt.NDArray[np.integer]) -> Int:
+        """Which of these slots have a grammar: places, int64, ascending."""
+
+    def finish(self, epoch: int) -> Masks:
+        """The masks, behind which the device's work may be queued."""
+
+    def retain(self, epoch: int, tokens: Sequence[Sequence[int]]) -> list[bool]:
+        """What each constrained group keeps, and with it whether its grammar has ended."""
+
+
+class StepMasks:
+    """The masks of one step; without constrained groups, of nothing.
+
+    groups  RunStep's numbers of the constrained groups, int64 [m]
+    found   once `applied` was called
+    """
+
+    def __init__(
+        self,
+        source: MaskSource | None = None,
+        epoch: int = 0,
+        mask_slot: int = 0,
+        names: Int = NO_GROUPS,
+        groups: MaskGroups | None = None,
+    ) -> None:
+        """names  RunStep's numbers of all groups."""
+        self._source, self._epoch = source, epoch
+        self._places = self.groups = NO_GROUPS
+        self.found: Masks | None = None
+        if source is None or groups is None:
+            return
+        self._places = source.constrained(groups.slots)
+        if self._places.size:
+            self.groups = names[self._places]
+            self._widths = groups.widths
+            source.begin(epoch, mask_slot, groups)
+
+    def applied(self, logits: Tensor, rows: int) -> Tensor:
+        """Logits [R, V] that tokens are chosen from: the target's own where the step has no grammar.
+
+        rows  how many of them, from the first, choose a token
         """
+        if not self.groups.size:
+            return logits
+        assert self._source is not None
+        self.found = self._source.finish(self._epoch)
+        chosen = logits[:rows].clone()
+        self.found.apply(chosen)
+        return chosen
 
-    def finish(self, epoch: int) -> GrammarMask | None:
-        """What masks the rows' logits in place; None where no request of the step has a grammar."""
+    @property
+    def over(self) -> Int:
+        """RunStep's numbers of groups whose grammar had ended before the step."""
+        return NO_GROUPS if self.found is None else self.groups[self.found.lengths == OVER]
+
+    def most(self, verified: int) -> Int | None:
+        """Rows that each of the verified groups may keep, int64; None: all."""
+        if self.found is None:
+            return None
+        most = self._widths[:verified].copy()
+        own = self._places < verified
+        most[self._places[own]] = self.found.most[own]
+        return most
+
+    def retain(self, outcome: Outcome, groups: int) -> bytes:
+        """Tells the matchers what the step keeps, and names what failed. Returns `StepDone.ended`."""
+        if self.found is None:
+            return b""
+        assert self._source is not None
+        tokens: list[Sequence[int]] = []
+        for number, (group, length) in enumerate(
+            zip(self.groups.tolist(), self.found.lengths.tolist(), strict=True)
+        ):
+            if number in self.found.failed:
+                outcome.drop(group)
+                outcome.failed[group] = self.found.failed[number]
+            elif outcome.failed.get(group) == BAD_LOGITS:
+                outcome.failed[group] = NOTHING_ALLOWED
+            tokens.append(() if length == OVER else outcome.tokens.get(group, ()))
+        ended = self._source.retain(self._epoch, tokens)
+        if not any(ended):
+            return b""
+        column = np.zeros(groups, np.uint8)
+        column[self.groups[ended]] = 1
+        return column.tobytes()
 
 
-def begin_masks(masks: MaskSource, epoch: int, judged: Int, lens: Int, drafted: Tensor, sampled: Int) -> None:
-    """Tells a mask source of a step's groups.
-
-    judged, sampled  int64 slots of groups that verify drafts, and of those that are sampled
-    lens             int64, rows of each judged group
-    drafted          int64 [judged, gamma + 1] on the device
-    """
-    slots, lens = np.append(judged, sampled), np.append(lens, np.ones_like(sampled))
-    none = torch.zeros(sampled.size, drafted.shape[1], dtype=torch.int64, device=drafted.device)
-    masks.begin(epoch, slots, torch.cat([drafted, none]), lens)
-
-
-def masked(masks: MaskSource | None, epoch: int, logits: Tensor, rows: int) -> Tensor:
-    """Logits [R, V] that tokens are chosen from: the target's own where the step has no grammar.
-
-    rows  how many of them, from the first, choose a token
-    """
-    mask = None if masks is None else masks.finish(epoch)
-    if mask is None:
-        return logits
-    chosen = logits[:rows].clone()
-    mask(chosen)
-    return chosen
+def no_drafts(device: torch.device) -> Tensor:
+    """`MaskGroups.tokens` of a step that verifies nothing."""
+    return torch.zeros(0, 1, dtype=torch.int64, device=device)

@@ -15,10 +15,17 @@ import time
 from dataclasses import replace
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from engine.actors.round import Accepted, Begin, Committed, Drafted, Failed, LaidOut, Verified
+from engine.actors.round import (
+    Accepted,
+    Begin,
+    Committed,
+    Drafted,
+    Failed,
+    LaidOut,
+    MaskReady,
+    Verified,
+)
 from engine.errors import Unexpected
 from engine.memory.pools import KVState
 from engine.messages import RunStep, StepDone
@@ -38,8 +45,9 @@ from engine.runner.decoding import (
     write_drafts,
 )
 from engine.runner.forward import commit_step, forward, input_ids, store_relay
-from engine.runner.masking import begin_masks, masked
+from engine.runner.masking import MaskSource, StepMasks
 from engine.runner.plan import check_generations, plan_batch
+from engine.runner.round_masks import begin_masks
 from engine.runner.speculative import Drafts, Speculation
 from engine.runner.stages import Decoding, Kept, Laid, StepColumns, Target
 from engine.runner.taps import ragged
@@ -49,8 +57,15 @@ from engine.runner.verdicts import judge
 class Rounds:
     """Executes the steps of a runner that drafts; the seams between its stages are its methods."""
 
-    def __init__(self, model: DeepseekV4, state: KVState, answers: Answers, speculation: Speculation) -> None:
-        self.model, self.state, self.speculation = model, state, speculation
+    def __init__(
+        self,
+        model: DeepseekV4,
+        state: KVState,
+        answers: Answers,
+        speculation: Speculation,
+        masks: MaskSource | None,
+    ) -> None:
+        self.model, self.state, self.speculation, self.masks = model, state, speculation, masks
         self.round = speculation.round
         self.answers, self.bindings = answers, answers.bindings
         self.acceptance = Acceptance(self.bindings.parameters, self.bindings.counts)
@@ -87,6 +102,7 @@ class Rounds:
                 target.out.logits, slots, outcome, target.wanted, target.names.tolist()
             ),
             seconds=time.perf_counter() - began,
+            ended=kept.ended,
             **drafted_columns(columns, decoding, laid, self.round) if job.verify else {},
             phases=(drafted_at - began, verified_at - drafted_at, ended_at - verified_at),
         )
@@ -158,27 +174,14 @@ class Rounds:
         )
         if laid.drafts is not None:
             write_drafts(plan, first_rows, laid.rows, laid.drafts.ids, self._to)
-        if self.speculation.masks is not None:
-            sampled = columns.slots[names[list(wanted.sampled)]].astype(np.int64)
-            judges = slice(None) if laid.drafts is not None else slice(0)
-            begin_masks(
-                self.speculation.masks,
-                job.epoch,
-                decoding.slots[judges],
-                laid.lens[judges],
-                self._drafted(columns, decoding, laid),
-                sampled,
-            )
+        masks = StepMasks()
+        if self.masks is not None and self.masks.constrained(columns.slots).size:
+            anchors = anchors_of(columns, decoding, self.state, self._to)
+            sampled = names[list(wanted.sampled)]
+            masks = begin_masks(self.masks, self.round, columns, decoding, laid, sampled, anchors)
         out = forward(self.model, self.state, plan)
         self.round.receive(Verified())
-        return Target(plan, out, wanted, names, places)
-
-    def _drafted(self, columns: StepColumns, decoding: Decoding, laid: Laid) -> Tensor:
-        """Anchor and drafts of each judged group, int64 [n, gamma + 1]."""
-        if laid.drafts is None:
-            return self.answers.ids([]).view(0, self.speculation.block + 1)
-        anchors = anchors_of(columns, decoding, self.state, self._to)
-        return torch.cat([anchors[:, None], laid.drafts.ids], 1)
+        return Target(plan, out, wanted, names, places, masks)
 
     def accept(
         self,
@@ -194,7 +197,10 @@ class Rounds:
         kept[decoding.groups] = laid.lens
         relays = []
         choosing = target.wanted.verified + len(target.wanted.sampled)
-        logits = masked(self.speculation.masks, epoch, target.out.logits, choosing)
+        masks = target.masks
+        logits = masks.applied(target.out.logits, choosing)
+        if masks.found is not None:
+            self.round.receive(MaskReady(epoch, masks.found.lengths))
         if laid.drafts is not None:
             rows = VerifyRows(
                 tuple(decoding.slots.tolist()),
@@ -204,7 +210,8 @@ class Rounds:
                 laid.drafts.logits,
             )
             own = logits[: target.wanted.verified]
-            verdict = judge(self.acceptance, own, rows, decoding.groups.tolist(), outcome)
+            most = masks.most(decoding.groups.size)
+            verdict = judge(self.acceptance, own, rows, decoding.groups.tolist(), outcome, most)
             kept[decoding.groups] = verdict.committed
             failed = decoding.groups[verdict.committed == 0]
             lens = lens.index_copy(0, self._to.int64(target.places), verdict.counts)
@@ -212,8 +219,14 @@ class Rounds:
         if target.wanted.sampled:
             batch, names = target.plan.batch, target.names.tolist()
             relays.append(self.answers.sample(logits, batch, target.wanted, names, outcome))
+        over = masks.over
+        if over.size and laid.drafts is None:
+            for group in over.tolist():
+                outcome.drop(group)
+            kept[over] = 0
+            lens = lens.index_fill(0, self._to.int64(np.searchsorted(target.names, over)), 0)
         self.round.receive(Accepted(kept, failed))
-        return Kept(kept, failed, lens, tuple(relays))
+        return Kept(kept, failed, lens, tuple(relays), masks.retain(outcome, columns.slots.size))
 
     def commit(self, target: Target, kept: Kept) -> None:
         """Commits what is kept; its taps and the next anchors stay on the device."""

@@ -18,7 +18,6 @@ from engine.model.draft import Choose, Drafter, DraftRows, InjectRows
 from engine.model.draft_ring import DraftState
 from engine.runner.columns import Int, Upload
 from engine.runner.layout import verify_lens
-from engine.runner.masking import MaskSource
 from engine.runner.taps import TAP_ROWS, TapRing
 
 VerifyMode = Literal["static", "cap-accept", "compact"]
@@ -54,13 +53,10 @@ class Speculation:
 
     mode   static verifies and accepts all that may be; cap-accept verifies all and accepts the scheduled
            prefix; compact verifies the scheduled prefix
-    masks  grammar masks of verified rows; None: no request has any
     """
 
-    def __init__(
-        self, drafter: Drafter, state: KVState, mode: VerifyMode, masks: MaskSource | None = None
-    ) -> None:
-        self.drafter, self.mode, self.masks = drafter, mode, masks
+    def __init__(self, drafter: Drafter, state: KVState, mode: VerifyMode) -> None:
+        self.drafter, self.mode = drafter, mode
         self.state = drafter.new_state(state.slots)
         self.round = Round(state.slots)
         self.ring = TapRing(

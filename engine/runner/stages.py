@@ -11,6 +11,7 @@ from torch import Tensor
 from engine.model.step import StepOutput
 from engine.runner.answers import Wanted
 from engine.runner.columns import Int
+from engine.runner.masking import StepMasks
 from engine.runner.plan import Plan
 from engine.runner.speculative import Drafts
 
@@ -72,6 +73,7 @@ class Target:
 
     names   int64, the RunStep's number of each of the batch's groups
     places  int64 [n], the batch's number of each decoding group that is judged
+    masks   of the constrained groups
     """
 
     plan: Plan
@@ -79,6 +81,7 @@ class Target:
     wanted: Wanted
     names: Int
     places: Int
+    masks: StepMasks
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,9 +92,11 @@ class Kept:
     failed  int64, groups that keep nothing since their logits or sampling failed; None where none can
     lens    int64 on the device, rows of each of the batch's groups
     relays  (slots, tokens) for the relay, int64 on the device
+    ended   as in StepDone
     """
 
     rows: Int
     failed: Int | None
     lens: Tensor
     relays: tuple[tuple[Tensor, Tensor], ...]
+    ended: bytes

@@ -9,14 +9,16 @@ from dataclasses import replace
 import numpy as np
 import torch
 
+from engine.actors.round import MASK_SLOTS
 from engine.errors import ShapeMismatch
 from engine.memory.pools import KVState
-from engine.messages import RunStep, StepDone
+from engine.messages import RunStep, SlotBind, StepDone
 from engine.model.model import DeepseekV4
-from engine.runner.answers import Answers, Outcome
-from engine.runner.batch import build_batch
+from engine.runner.answers import Answers, Outcome, Wanted
+from engine.runner.batch import ForwardBatch, build_batch
 from engine.runner.bindings import Bindings
 from engine.runner.forward import commit_step, forward, store_relay
+from engine.runner.masking import MaskGroups, MaskSource, StepMasks, no_drafts
 from engine.runner.plan import plan_batch
 from engine.runner.rounds import Rounds
 from engine.runner.speculative import Speculation
@@ -28,6 +30,7 @@ class StepRunner:
     model        and state are of one device and geometry
     eos_ids      what min_new_tokens forbids besides a request's own stop tokens
     speculation  what drafts; None: steps with `verify` are refused
+    masks        of constrained requests; None: each of those fails
     """
 
     def __init__(
@@ -36,14 +39,17 @@ class StepRunner:
         state: KVState,
         eos_ids: Sequence[int],
         speculation: Speculation | None = None,
+        masks: MaskSource | None = None,
     ) -> None:
         self.model = model
         self.state = state
         self.bindings = Bindings(state.slots, model.config.vocab_size, eos_ids, state.device)
         self.parameters, self.counts = self.bindings.parameters, self.bindings.counts
-        self.speculation = speculation
+        self.speculation, self.masks = speculation, masks
         self._answers = Answers(self.bindings, state.device)
-        self._rounds = Rounds(model, state, self._answers, speculation) if speculation else None
+        self._rounds = None
+        if speculation is not None:
+            self._rounds = Rounds(model, state, self._answers, speculation, masks)
 
     @torch.inference_mode()
     def execute(self, job: RunStep) -> StepDone:
@@ -54,15 +60,23 @@ class StepRunner:
         """
         began = time.perf_counter()
         for bind in job.binds:
-            self.bindings.bind(self.state, bind)
-            if self.speculation is not None:
-                self.speculation.bind(bind)
+            self._bind(bind)
         self.state.map_pages(np.frombuffer(job.pages, np.int32).reshape(-1, 4))
         if self._rounds is not None:
             return self._rounds.execute(job, began)
         if job.verify:
             raise ShapeMismatch(f"step {job.epoch} verifies drafts, but no draft was loaded")
         return self._plain(job, began)
+
+    def _bind(self, bind: SlotBind) -> None:
+        self.bindings.bind(self.state, bind)
+        if self.speculation is not None:
+            self.speculation.bind(bind)
+        fault = "no grammar can be followed here" if bind.constrained else ""
+        if self.masks is not None:
+            fault = self.masks.bind(bind)
+        if fault:
+            self.bindings.broken.setdefault(bind.slot, fault)
 
     def _plain(self, job: RunStep, began: float) -> StepDone:
         """A step that samples one token of each group."""
@@ -75,13 +89,16 @@ class StepRunner:
         plan = plan_batch(
             self.state, replace(batch, logit_rows=wanted.rows), single_rows=self.model.single_rows
         )
+        masks = self._begin_masks(job.epoch, batch, wanted)
         out = forward(self.model, self.state, plan)
         commit_step(self.model, self.state, plan, out.pending)
         slots, names = batch.slots.tolist(), range(batch.slots.size)
         broken = self.bindings.broken
         outcome = Outcome(failed={g: broken[slot] for g, slot in enumerate(slots) if slot in broken})
         if wanted.sampled:
-            store_relay(self.state, *self._answers.sample(out.logits, batch, wanted, names, outcome))
+            logits = masks.applied(out.logits, len(wanted.sampled))
+            store_relay(self.state, *self._answers.sample(logits, batch, wanted, names, outcome))
+        ended = masks.retain(outcome, len(slots))
         counts, token_ids = outcome.columns(len(slots))
         return StepDone(
             epoch=job.epoch,
@@ -90,4 +107,19 @@ class StepRunner:
             failed=tuple(sorted(outcome.failed.items())),
             logprobs=self._answers.logprobs(out.logits, slots, outcome, wanted, names),
             seconds=time.perf_counter() - began,
+            ended=ended,
         )
+
+    def _begin_masks(self, epoch: int, batch: ForwardBatch, wanted: Wanted) -> StepMasks:
+        """Asks for masks of the rows that are sampled."""
+        if self.masks is None or not wanted.sampled:
+            return StepMasks()
+        names = np.array(wanted.sampled, np.int64)
+        slots = batch.slots[names].astype(np.int64)
+        if not self.masks.constrained(slots).size:
+            return StepMasks()
+        anchors = (batch.starts + batch.counts)[names].astype(np.int64)
+        mask_slot = epoch % MASK_SLOTS
+        self.masks.wait_read(mask_slot)
+        groups = MaskGroups(slots, anchors, np.ones_like(names), no_drafts(self.state.device))
+        return StepMasks(self.masks, epoch, mask_slot, names, groups)

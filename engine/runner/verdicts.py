@@ -12,7 +12,7 @@ from torch import Tensor
 from engine.runner.acceptance import Acceptance, Accepted
 from engine.runner.acceptance_layout import VerifyRows
 from engine.runner.answers import BAD_LOGITS, Outcome
-from engine.runner.columns import Int
+from engine.runner.columns import Int, Upload
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,13 +34,17 @@ def judge(
     rows: VerifyRows,
     groups: Sequence[int],
     outcome: Outcome,
+    most: Int | None = None,
 ) -> Verdict:
     """Accepts and waits for it; what became of `groups`, the RunStep's numbers, is added to `outcome`.
 
     logits  float32 [sum of verify_lens, V]
+    most    int64 [n], tokens that each may emit, as its grammar ends with the last of them; None: all
     """
     accepted, errors = _accept(acceptance, logits, rows)
     counts = torch.where(accepted.valid, accepted.counts, 0)
+    if most is not None:
+        counts = counts.minimum(Upload(counts.device).int64(most))
     last = accepted.tokens.gather(1, (counts - 1).clamp_min(0)[:, None])[:, 0]
     committed, *columns = torch.cat([counts[None], accepted.tokens.T]).cpu().numpy()
     first_rows = (np.cumsum(rows.verify_lens) - rows.verify_lens).tolist()
@@ -48,7 +52,7 @@ def judge(
     for place, (group, count) in enumerate(zip(groups, committed.tolist(), strict=True)):
         if count:
             outcome.tokens[group], outcome.rows[group] = tokens[place][:count], first_rows[place]
-        else:
+        elif most is None or most[place]:
             outcome.failed[group] = errors.get(place, BAD_LOGITS)
     return Verdict(counts, committed, last)
 

@@ -165,7 +165,7 @@ def scripted_driver(
     """A runner that drafts by script, with an empty cache."""
     state = KVState(model.config, SLOTS, PAGES, PAGES, CPU, torch.float32)
     drafter = ScriptedDrafter(BLOCK, TAPS, needs_next_tokens=next_tokens)
-    return SpecDriver(StepRunner(model, state, (1,), Speculation(drafter, state, mode, masks))), drafter
+    return SpecDriver(StepRunner(model, state, (1,), Speculation(drafter, state, mode), masks)), drafter
 
 
 def plain_texts(

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from engine.errors import PageAccounting, ShapeMismatch
-from engine.messages import Sampling
+from engine.messages import Sampling, SlotBind
 from engine.model.model import DeepseekV4
 from engine.runner.columns import Int
+from engine.runner.masking import MaskGroups, Masks
 from tests.runner.scripted_drafter import ScriptedDrafter
 from tests.runner.spec_driver import BLOCK, GREEDY, SpecDriver, plain_texts, prompt, scripted_driver
 
@@ -258,22 +259,40 @@ class Odd:
 
     def __init__(self, slots: set[int]) -> None:
         self.slots = slots
-        self.rows: list[bool] = []
-        self.begun: list[tuple[int, list[int], list[list[int]], list[int]]] = []
+        self.begun: list[tuple[int, int, list[int], list[int], list[list[int]]]] = []
+        self.kept: dict[int, list[list[int]]] = {}
+        self.groups: MaskGroups | None = None
 
-    def begin(self, epoch: int, slots: Int, tokens: Tensor, verify_lens: Int) -> None:
-        self.begun.append((epoch, slots.tolist(), tokens.tolist(), verify_lens.tolist()))
-        self.rows = [slot in self.slots for slot, n in zip(slots, verify_lens, strict=True) for _ in range(n)]
+    def bind(self, bind: SlotBind) -> str:
+        return ""
 
-    def finish(self, epoch: int) -> object:
+    def wait_read(self, mask_slot: int) -> None:
+        return
+
+    def constrained(self, slots: Int) -> Int:
+        return np.flatnonzero([slot in self.slots for slot in slots.tolist()])
+
+    def begin(self, epoch: int, mask_slot: int, groups: MaskGroups) -> None:
+        self.groups = groups
+        slots, anchors, widths, tokens = (column.tolist() for column in groups)
+        assert widths[len(tokens) :] == [1] * (len(slots) - len(tokens))
+        self.begun.append((epoch, mask_slot, slots, anchors, tokens))
+
+    def finish(self, epoch: int) -> Masks:
         assert epoch == self.begun[-1][0]
-        rows = self.rows
+        assert self.groups is not None
+        own, widths = self.constrained(self.groups.slots), self.groups.widths
+        rows = np.repeat(np.isin(np.arange(widths.size), own), widths)
 
         def mask(logits: Tensor) -> None:
             assert len(logits) == len(rows)
-            logits[torch.tensor(rows), ::2] = -torch.inf
+            logits[torch.from_numpy(rows), ::2] = -torch.inf
 
-        return mask if any(rows) else None
+        return Masks(mask, self.groups.anchors[own], widths[own], {})
+
+    def retain(self, epoch: int, tokens: list[list[int]]) -> list[bool]:
+        self.kept[epoch] = [list(run) for run in tokens]
+        return [False] * len(tokens)
 
 
 def test_masks_hold_for_drafted_sampled_and_first_tokens(
@@ -290,9 +309,11 @@ def test_masks_hold_for_drafted_sampled_and_first_tokens(
     assert one.prompt + one.output == texts[1][:60]
     assert len(two.output) == 29
     assert all(token % 2 for token in two.output)
-    _, slots, tokens, lens = odd.begun[2]
-    assert (slots, lens) == ([1, 2], [WIDTH, WIDTH])
+    _, _, slots, anchors, tokens = odd.begun[2]
+    assert (slots, anchors) == ([1, 2], [32, 33])
     assert tokens[0] == texts[1][31 : 31 + WIDTH + 1][: len(tokens[0])]
+    assert {mask_slot for _, mask_slot, *_ in odd.begun} == {0, 1}
+    assert [token for run in odd.kept.values() for token in run[0]] == two.output
 
 
 def test_a_drafter_of_next_tokens_gets_them(model: DeepseekV4, texts: dict[int, list[int]]) -> None:
