@@ -161,7 +161,7 @@ def _attend(q: Tensor, keys: list[Tensor], seen: list[Tensor], sink: Tensor) -> 
     top = torch.maximum(logits.amax(-1, keepdim=True), sinks)
     raised = torch.exp(logits - top)
     weights = (raised / (raised.sum(-1, keepdim=True) + torch.exp(sinks - top))).to(q.dtype)
-    parts = weights.split([part.shape[1] for part in keys], -1)
+    parts = torch.split(weights, [part.shape[1] for part in keys], -1)
     return torch.stack([torch.bmm(w, part) for w, part in zip(parts, keys, strict=True)]).sum(0)
 
 
@@ -199,7 +199,7 @@ class Written:
 
 def capture(decoder: Decoder) -> torch.cuda.CUDAGraph:
     """The step as a graph. Rows must be done while it is made: the warm-up steps then change nothing."""
-    side = torch.cuda.Stream()
+    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
         for _ in range(2):

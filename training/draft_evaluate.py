@@ -91,10 +91,10 @@ def by_position(measured: Measured, inside: np.ndarray) -> dict[str, list[float]
 
 def accepted_runs(measured: Measured, greedy: bool, seed: int) -> np.ndarray:
     """How many drafts of each anchor are accepted, [R, S]."""
-    if greedy:
-        return measured.same.cumprod(-1).sum(-1)
     random = np.random.default_rng(seed)
-    return (random.random(measured.ratio.shape) < measured.ratio).cumprod(-1).sum(-1)
+    accepted = measured.same if greedy else random.random(measured.ratio.shape) < measured.ratio
+    runs: np.ndarray = accepted.cumprod(-1).sum(-1)
+    return runs
 
 
 @dataclass(slots=True)
