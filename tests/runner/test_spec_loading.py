@@ -22,7 +22,6 @@ from engine.model.checkpoint import load_checkpoint
 from engine.model.draft import Drafter
 from engine.model.draft_loading import load_drafter
 from engine.model.dummy import dummy_weights
-from engine.model.fields import DSparkConfig
 from engine.model.layout import FLOAT_LAYOUT
 from engine.model.model import DeepseekV4
 from engine.model.tensor_specs import Draft
@@ -92,9 +91,12 @@ def test_the_block_is_what_the_settings_say(folder: Path) -> None:
         load_rank(settings(folder, speculative_num_draft_tokens=128), lambda line: None)
 
 
-def test_a_checkpoint_without_a_draft_is_refused() -> None:
+def test_a_checkpoint_without_a_draft_is_refused(folder: Path, tmp_path: Path) -> None:
+    fields = json.loads((folder / "config.json").read_text())
+    fields = {name: value for name, value in fields.items() if not name.startswith("dspark_")}
+    (tmp_path / "config.json").write_text(json.dumps(fields))
     with pytest.raises(CheckpointError, match="no mtp"):
-        load_rank(settings(NANO, load_format="auto"), lambda line: None)
+        load_rank(settings(tmp_path), lambda line: None)
 
 
 @pytest.mark.parametrize(
@@ -150,12 +152,10 @@ def test_drafts_of_a_real_drafter_leave_the_greedy_text_bit_by_bit(
     assert ((seen > 0) & (seen <= 1)).all()
 
 
-@pytest.mark.parametrize("drafts", ["random", "right but for every seventh"])
+@pytest.mark.parametrize("drafts", ["its own", "random", "right but for every seventh"])
 def test_the_shipped_models_greedy_text_is_the_same_with_drafts(drafts: str) -> None:
-    config, weights = load_checkpoint(NANO, torch.float32, CPU)
-    drafting = DSparkConfig(5, 8000, (5, 6, 7), 64, "vanilla", 0, 0, True, True, (1.0,) * 5)
-    config = replace(config, dspark=drafting)
-    layout = replace(FLOAT_LAYOUT, draft=Draft.DSPARK, stages=3)
+    config, weights = load_checkpoint(NANO, torch.float32, CPU, draft=True)
+    assert config.dspark is not None
     model = DeepseekV4(
         config, weights, device="cpu", dtype=torch.float32, deterministic=False, kv_rounding="none",
         ops=CpuOps(),
@@ -166,9 +166,11 @@ def test_the_shipped_models_greedy_text_is_the_same_with_drafts(drafts: str) -> 
     texts = plain_texts(model, prompts, 48)
     drafter: Drafter
     if drafts == "random":
-        drafter = load_drafter(config, dummy_weights(config, torch.float32, CPU, layout=layout), model)
-    else:
-        drafter = ScriptedDrafter(5, (5, 6, 7), config.vocab_size)
+        layout = replace(FLOAT_LAYOUT, draft=Draft.DSPARK, stages=3)
+        weights = dummy_weights(config, torch.float32, CPU, layout=layout)
+    drafter = load_drafter(config, weights, model)
+    if drafts.startswith("right"):
+        drafter = ScriptedDrafter(5, config.dspark.target_layer_ids, config.vocab_size)
         drafter.texts = texts
         drafter.wrong = {(slot, place) for slot in texts for place in range(0, 99, 7)}
     state = KVState(config, 5, 9, 9, CPU, torch.float32)
@@ -181,3 +183,6 @@ def test_the_shipped_models_greedy_text_is_the_same_with_drafts(drafts: str) -> 
     driver.finish(*streams)
     for stream in streams:
         assert stream.prompt + stream.output == texts[stream.slot]
+    # 47 tokens behind the first one: one a step without luck, or nearly so.
+    most = {"its own": 40, "random": 48, "right but for every seventh": 16}
+    assert driver.epoch - 1 <= most[drafts]
