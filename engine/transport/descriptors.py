@@ -39,7 +39,7 @@ class Regions(Sequence[Region]):
         return len(self._regions)
 
     def close(self) -> None:
-        """Closes all, the last first. Goes on after an error, keeps what couldn't be closed, raises the first."""
+        """Closes all, the last first. Goes on after an error, keeps what couldn't close, raises the first."""
         first: EngineError | None = None
         kept: list[Region] = []
         for region in reversed(self._regions):
@@ -125,10 +125,10 @@ def _received(
             raise errors.DescriptorCount(
                 f"frame {frame.index} came with {len(found)} descriptors, not with 1"
             )
-        importer.check(found[0], frame.size)
         for index, other in enumerate(descriptors):
             if importer.same(found[0], other):
                 raise errors.DescriptorDuplicate(f"frames {index} and {frame.index} bring the same memory")
+        importer.check(found[0], frame.size)
         frames.append(frame)
         descriptors += found
     return descriptors

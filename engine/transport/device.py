@@ -105,7 +105,7 @@ class DeviceImporter:
             raise errors.DescriptorKind(f"a descriptor with mode {mode:#o} is no device memory")
 
     def same(self, one: int, other: int) -> bool:
-        """As Importer.same. The driver's files may all be one node of /dev; status flags are an open file's own.
+        """As Importer.same. The driver's files may all be one node of /dev; status flags are each file's own.
 
         Each export opens a file anew, so that nobody else is looking at these flags.
         """

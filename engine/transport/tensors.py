@@ -80,7 +80,7 @@ def device_tensor(
 
 
 def dlpack_bytes(region: Any, address: int, nbytes: int, device_type: int, device: int) -> Tensor:
-    """uint8 [nbytes] at an address, device as DLPack numbers it. `region` is held until the last view is gone."""
+    """uint8 [nbytes] at an address, device as DLPack has it. Holds `region` until the last view is gone."""
     shape = (ctypes.c_int64 * 1)(nbytes)
     strides = (ctypes.c_int64 * 1)(1)
     record = _Managed(_Tensor(address, device_type, device, 1, _UINT, 8, 1, shape, strides, 0), None, _drop)
