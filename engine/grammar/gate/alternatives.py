@@ -112,6 +112,14 @@ class Members:
 
 
 @dataclass(frozen=True, slots=True)
+class Need:
+    """There is a member whose key is one of these texts and whose value meets the goal."""
+
+    key: Str
+    goal: Goal
+
+
+@dataclass(frozen=True, slots=True)
 class Seen:
     """Members that some keyword has evaluated."""
 
@@ -129,6 +137,7 @@ class Obj:
     keys: Goal = ANYTHING
     low: int = 0
     high: int | None = None
+    needs: tuple[Need, ...] = ()
     seen: Seen = Seen()
 
 
@@ -263,7 +272,8 @@ def _objects(left: Obj, right: Obj) -> Obj | None:
         _join(left.seen.patterns, right.seen.patterns),
         left.seen.everything or right.seen.everything,
     )
-    made = Obj(_join(left.members, right.members), required, both(left.keys, right.keys), low, high, seen)
+    members, needs = _join(left.members, right.members), _join(left.needs, right.needs)
+    made = Obj(members, required, both(left.keys, right.keys), low, high, needs, seen)
     return None if _crossed(max(low, len(required)), high) else made
 
 

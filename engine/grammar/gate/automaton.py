@@ -17,15 +17,15 @@ from engine.grammar.gate.refusals import GrammarRefused
 MAX_STATES = 1500
 MAX_RAW_STATES = 8_000
 MAX_NFA = 12_000
-MAX_WORK = 120_000
-"""States that all automata of one request may take to build: some seconds."""
+MAX_WORK = 200_000
+"""Steps that all automata of one request may take to build: a few seconds."""
 
 _work: ContextVar[list[int] | None] = ContextVar("work", default=None)
 
 
 @contextmanager
 def bounded_work() -> Iterator[None]:
-    """Within it, automata are built until MAX_WORK states were made; then GrammarRefused."""
+    """Within it, automata are built for MAX_WORK steps; then GrammarRefused."""
     token = _work.set([MAX_WORK])
     try:
         yield
@@ -33,12 +33,12 @@ def bounded_work() -> Iterator[None]:
         _work.reset(token)
 
 
-def _spend() -> None:
+def _spend(steps: int) -> None:
     left = _work.get()
     if left is not None:
-        left[0] -= 1
+        left[0] -= steps
         if left[0] < 0:
-            raise GrammarRefused(f"its patterns and numbers need automata of more than {MAX_WORK} states")
+            raise GrammarRefused(f"its patterns and numbers need automata of more than {MAX_WORK} steps")
 
 
 State = TypeVar("State", bound=Hashable)
@@ -195,7 +195,6 @@ def explore(
     numbers: dict[State, int] = {first: 0}
     states, rows = [first], []
     for state in states:
-        _spend()
         entries = []
         for low, high, target in row(state):
             if target not in numbers:
@@ -204,6 +203,7 @@ def explore(
                 if len(states) > MAX_RAW_STATES:
                     raise GrammarRefused(f"an automaton of more than {MAX_RAW_STATES} states is needed")
             entries.append((low, high, numbers[target]))
+        _spend(1 + len(entries))
         rows.append(entries)
     found = minimal(rows, [accepts(state) for state in states])
     if len(found.rows) > MAX_STATES:

@@ -14,6 +14,7 @@ from engine.grammar.gate.alternatives import (
     Holds,
     Items,
     Members,
+    Need,
     Null,
     Num,
     Obj,
@@ -33,7 +34,7 @@ from engine.grammar.gate.keywords import (
     types_of,
 )
 from engine.grammar.gate.numbers import INTEGER, Number, equal_to
-from engine.grammar.gate.pattern import Chars, Edge, Seq, Tree
+from engine.grammar.gate.pattern import Chars, Edge, Either, Seq, Tree
 
 if TYPE_CHECKING:
     from engine.grammar.gate.expansion import Expansion
@@ -42,8 +43,6 @@ Union = tuple[Alternative, ...]
 
 UNDENIABLE = (
     "format",
-    "patternProperties",
-    "propertyNames",
     "unevaluatedItems",
     "unevaluatedProperties",
     "additionalItems",
@@ -114,7 +113,12 @@ def _other_values(expansion: Expansion, node: Node, keyword: str, values: list[A
 
 def just(text: str) -> Tree:
     """The tree of one text and no other."""
-    return Seq((Edge(True), *(Chars(of(character)) for character in text), Edge(False)))
+    return Seq((Edge(True), letters(text), Edge(False)))
+
+
+def letters(text: str) -> Tree:
+    """The tree of a text, letter by letter."""
+    return Seq(tuple(Chars(of(character)) for character in text))
 
 
 def _pattern(expansion: Expansion, node: Node) -> Union:
@@ -195,10 +199,30 @@ def _properties(expansion: Expansion, node: Node) -> Union:
 
 
 def _additional(expansion: Expansion, node: Node) -> Union:
+    """Some member has a name that is neither listed nor matched, and isn't what is asked."""
     child = expansion.document.child(node, "additionalProperties")
     if child.value is True:
         return ()
-    raise node.refuse("can't be denied", "additionalProperties")
+    names = tuple(map_in(node, "properties"))
+    trees = [tree_of(node, text, "patternProperties", text) for text in map_in(node, "patternProperties")]
+    listed = [Seq((Edge(True), Either(tuple(letters(name) for name in names)), Edge(False)))] if names else []
+    return (Obj(needs=(Need(Str(tuple((tree, False) for tree in (*listed, *trees))), ((child, False),)),)),)
+
+
+def _patterns(expansion: Expansion, node: Node) -> Union:
+    """Some member has a name that matches, and isn't what is asked."""
+    found: list[Alternative] = []
+    for text in map_in(node, "patternProperties"):
+        child = expansion.document.child(node, "patternProperties", text)
+        key = Str(((tree_of(node, text, "patternProperties", text), True),))
+        found += [] if child.value is True else [Obj(needs=(Need(key, ((child, False),)),))]
+    return tuple(found)
+
+
+def _names(expansion: Expansion, node: Node) -> Union:
+    """Some member has a name that isn't allowed."""
+    wrong = expansion.schema(expansion.document.child(node, "propertyNames"), False)
+    return tuple(Obj(needs=(Need(key, ANYTHING),)) for key in wrong if isinstance(key, Str))
 
 
 def _required(expansion: Expansion, node: Node) -> Union:
@@ -284,6 +308,8 @@ _DENIALS: tuple[tuple[str, Callable[[Expansion, Node], Union]], ...] = (
     ("contains", _contains),
     ("properties", _properties),
     ("additionalProperties", _additional),
+    ("patternProperties", _patterns),
+    ("propertyNames", _names),
     ("required", _required),
     ("allOf", _all_of),
     ("anyOf", _any_of),

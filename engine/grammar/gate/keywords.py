@@ -170,7 +170,7 @@ def obj_of(document: Document, node: Node) -> Obj | None:
         return None
     members = (Members(names, patterns, rest, bool(names)),) if names or patterns or says else ()
     seen = Seen(frozenset(listed), tuple(tree for tree, _ in patterns), says)
-    return Obj(members, required, keys, low, high, seen)
+    return Obj(members, required, keys, low, high, (), seen)
 
 
 def types_of(node: Node) -> tuple[str, ...]:

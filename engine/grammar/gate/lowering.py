@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from engine.grammar.gate import scalars
-from engine.grammar.gate.alternatives import Arr, Bool, Goal, Null, Num, Obj, Str, plainly_empty
+from engine.grammar.gate.alternatives import Alternative, Arr, Bool, Goal, Null, Num, Obj, Str, plainly_empty
+from engine.grammar.gate.array_plans import ArrPlan, array_plan
 from engine.grammar.gate.ebnf_text import Rules, choice, literal, repeat, sequence, written
 from engine.grammar.gate.expansion import Expansion
-from engine.grammar.gate.plans import ArrPlan, ObjPlan, Plan, array_plan, few_values, object_plan
+from engine.grammar.gate.object_plans import Cell, ObjPlan, object_plans
+from engine.grammar.gate.plans import Plan, few_values
 from engine.grammar.gate.refusals import GrammarRefused
 
 Whitespace = Literal["none", "compact", "flexible"]
@@ -94,20 +96,20 @@ class Lowering:
             if len(self._plans) >= MAX_GOALS:
                 raise GrammarRefused(f"more than {MAX_GOALS} combinations of subschemas", _place(goal))
             try:
-                self._plans[one] = tuple(self._plan(part) for part in self.expansion.goal(one))
+                union = self.expansion.goal(one)
+                self._plans[one] = tuple(plan for part in union for plan in self._laid_out(part))
                 children = [list(p.goals()) for p in self._plans[one] if isinstance(p, ArrPlan | ObjPlan)]
             except GrammarRefused as error:
                 raise error if error.path else GrammarRefused(error.why, _place(one)) from error
             todo += [child for found in children for child in found]
         self._settle()
 
-    def _plan(self, one: object) -> Plan:
+    def _laid_out(self, one: Alternative) -> Iterable[Plan]:
         if isinstance(one, Arr):
-            return array_plan(one)
+            return (array_plan(one),)
         if isinstance(one, Obj):
-            return object_plan(one, self.expansion, open_objects=self._open)
-        assert isinstance(one, Null | Bool | Num | Str)
-        return one
+            return object_plans(one, self.expansion, open_objects=self._open)
+        return (one,)
 
     def _settle(self) -> None:
         """Grow the set of goals that can be met until it stays: a value of endless depth is none."""
@@ -261,17 +263,28 @@ class Lowering:
         least, most = bounds
         if most == 0:
             return '""'
-        options = [
-            sequence((f"({scalars.string(key, self.rules)})", self.layout.colon, self._rule(goal, todo)))
-            for key, goal in plan.others
-            if goal in self._possible
-        ]
-        member = self.rules.shared(choice(options))
+        if plan.must:
+            must = self._cells(plan.must, todo)
+            if not any(goal in self._possible for _, goal in plan.others):
+                return sequence((self.layout.comma if count else "", must))
+            other = sequence((self._cells(plan.others, todo), self.layout.comma))
+            before = repeat(other, 0, None if most is None else most - 1)
+            return sequence((self.layout.comma if count else "", before, must))
+        member = self._cells(plan.others, todo)
         more = sequence((self.layout.comma, member))
         if count:
             return repeat(more, least, most)
         found = sequence((member, repeat(more, 0, None if most is None else most - 1)))
         return found if least else f"({found})?"
+
+    def _cells(self, cells: Sequence[Cell], todo: list[Goal]) -> str:
+        """One member that isn't listed."""
+        options = [
+            sequence((f"({scalars.string(key, self.rules)})", self.layout.colon, self._rule(goal, todo)))
+            for key, goal in cells
+            if goal in self._possible
+        ]
+        return self.rules.shared(choice(options))
 
 
 def _place(goal: Goal) -> str:

@@ -168,7 +168,7 @@ def multiple_of(divisor: Fraction) -> Multiple:
 
 
 Signed = tuple[Multiple | Bound, bool]
-_State = tuple[int, int, tuple[Hashable, ...]]
+_State = tuple[int, tuple[Hashable, ...]]
 
 
 @lru_cache(maxsize=1024)
@@ -180,27 +180,41 @@ def spellings(conditions: tuple[Signed, ...]) -> Dfa:
     whole_numbers = any(
         wanted and isinstance(one, Multiple) and one.divisor.denominator == 1 for one, wanted in conditions
     )
-    starts = (0, 0, tuple(condition.first() for condition, _ in conditions))
+    start = (0, tuple(condition.first() for condition, _ in conditions))
 
     def row(state: _State) -> list[tuple[int, int, _State]]:
-        place, digits, inner = state
+        place, inner = state
         found = []
         for character, after in _syntax(place, whole_numbers):
             stepped = tuple(
                 condition.step(one, character) for (condition, _), one in zip(conditions, inner, strict=True)
             )
-            count = digits if whole_numbers else digits + character.isdigit()
-            if count <= DOUBLE_DIGITS:
-                found.append((ord(character), ord(character), (after, count, stepped)))
+            found.append((ord(character), ord(character), (after, stepped)))
         return found
 
     def accepts(state: _State) -> bool:
         return state[0] in _ENDS and all(
             condition.accepts(one) == wanted
-            for (condition, wanted), one in zip(conditions, state[2], strict=True)
+            for (condition, wanted), one in zip(conditions, state[1], strict=True)
         )
 
-    return explore(starts, row, accepts)
+    found = explore(start, row, accepts)
+    return found if whole_numbers else _short(found)
+
+
+def _short(dfa: Dfa) -> Dfa:
+    """The spellings of at most DOUBLE_DIGITS digits."""
+
+    def row(state: tuple[int, int]) -> list[tuple[int, int, tuple[int, int]]]:
+        one, digits = state
+        found = []
+        for low, high, target in dfa.rows[one]:
+            count = digits + (low >= ord("0"))
+            if count <= DOUBLE_DIGITS:
+                found.append((low, high, (target, count)))
+        return found
+
+    return explore((0, 0), row, lambda state: dfa.accepting[state[0]])
 
 
 # Places in a spelling: 0 start, 1 after the sign, 2 after a leading zero, 3 in the integer part, 4 after the

@@ -18,7 +18,7 @@ from engine.grammar.gate.ebnf_text import Rules, choice, literal, one_of, repeat
 from engine.grammar.gate.expansion import Expansion
 from engine.grammar.gate.jsontext import LIMITS, Limits
 from engine.grammar.gate.lowering import LAYOUTS, WS_RULE, Lowering, Whitespace
-from engine.grammar.gate.plans import ObjPlan
+from engine.grammar.gate.object_plans import ObjPlan
 from engine.grammar.gate.refusals import GrammarRefused
 from engine.grammar.gate.scalars import string
 from engine.grammar.gate.schema import MAX_GRAMMAR_CHARS
@@ -138,7 +138,7 @@ class _Writer:
         others = [(key, goal) for key, goal in plan.others if lowering.possible(goal)]
         if others == [(Str(), ANYTHING)] and not plan.entries and not plan.low and plan.high is None:
             return self._free()
-        if others:
+        if others or plan.must:
             raise GrammarRefused(
                 "a strict tool can't have parameters that aren't listed", "/additionalProperties"
             )

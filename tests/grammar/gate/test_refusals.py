@@ -23,7 +23,7 @@ from tests.grammar.gate.oracle import accepts, compiled
         ({"$ref": "#/$defs/none"}, "/$ref"),
         ({"$ref": "#"}, "/"),
         ({"allOf": [{"$ref": "#/$defs/x"}], "$defs": {"x": {"$ref": "#"}}}, "/"),
-        ({"not": {"propertyNames": {"maxLength": 1}}}, "/not/propertyNames"),
+        ({"not": {"unevaluatedItems": False}}, "/not/unevaluatedItems"),
         ({"oneOf": [{"format": "date"}, {"type": "string"}]}, "/oneOf"),
         ({"multipleOf": 0}, "/multipleOf"),
         ({"multipleOf": 123457}, "/multipleOf"),
@@ -125,3 +125,48 @@ def test_equal_texts_make_equal_keys() -> None:
     assert one.digest == same.digest
     assert one.digest != other.digest
     assert type(one).from_wire(one.wire()) == one
+
+
+@pytest.mark.parametrize(
+    ("schema", "valid", "invalid"),
+    [
+        (
+            {"properties": {"a": {}}, "additionalProperties": False},
+            ['{"b": 1}', '{"a": 1, "b": 2}'],
+            ["{}", '{"a": 1}'],
+        ),
+        (
+            {"additionalProperties": {"type": "integer"}},
+            ['{"a": "x"}', '{"a": 1, "b": "x"}'],
+            ["{}", '{"a": 1}'],
+        ),
+        (
+            {"patternProperties": {"^a": {"type": "null"}}},
+            ['{"ab": 1}', '{"b": 1, "ab": 1}'],
+            ['{"ab": null}', "{}"],
+        ),
+        ({"propertyNames": {"maxLength": 1}}, ['{"ab": 1}', '{"a": 1, "ab": 1}'], ['{"a": 1}', "{}"]),
+        ({"required": ["a"], "properties": {"a": {"minimum": 3}}}, ['{"a": 1}', "{}"], ['{"a": 3}']),
+        ({"items": {"type": "integer"}}, ['["x"]', '[1, "x"]'], ["[]", "[1]"]),
+        (
+            {"enum": [1, "a", [1], {"a": 1}]},
+            ["2", '"b"', "[2]", "{}", '{"a": 2}', "null"],
+            ["1", '"a"', "[1]", '{"a": 1}'],
+        ),
+    ],
+)
+def test_what_a_schema_denies_is_exact(schema: Any, valid: list[str], invalid: list[str]) -> None:
+    kinds = sorted({{"{": "object", "[": "array"}.get(text[0], "") for text in valid + invalid} - {""})
+    grammar = compiled(
+        schema_grammar({"not": schema} if len(kinds) > 1 else {"type": kinds[0], "not": schema})
+    )
+    assert [text for text in valid if not accepts(grammar, text)] == []
+    assert [text for text in invalid if accepts(grammar, text)] == []
+
+
+def test_a_member_that_must_be_wrong_comes_last_so_that_no_other_spelling_mends_it() -> None:
+    grammar = compiled(
+        schema_grammar({"type": "object", "not": {"additionalProperties": {"type": "integer"}}})
+    )
+    assert accepts(grammar, '{"a": 1, "a": "x"}')
+    assert not accepts(grammar, '{"a": "x", "a": 1}')
