@@ -2,8 +2,8 @@
 
 Two engines of the same settings but for the drafts run the same prompts of bench/prompts.jsonl, interleaved,
 greedy, `--concurrency` requests at a time, and must give the same tokens but for near ties where kernels
-aren't row-invariant, or the benchmark fails; it fails, too, where nothing was drafted. A ratio is the median of nine pairs; a pair takes a share of the prompts of
-every kind, all of them where a share would not fill the requests at a time.
+aren't row-invariant, or the benchmark fails; it fails, too, where nothing was drafted. A ratio is the median
+of nine pairs; a pair takes a share of the prompts of every kind, and more than fill the requests at a time.
 """
 
 from __future__ import annotations
