@@ -117,8 +117,7 @@ def test_a_killed_worker_is_its_requests_failure_and_is_replaced() -> None:
     async def act(found: Running) -> None:
         async def kill() -> None:
             await anyio.sleep(0.5)
-            (worker,) = found.service.pool.running.values()
-            os.kill(worker.child.process.pid, signal.SIGKILL)
+            kill_busy(found)
 
         async def ask() -> None:
             with pytest.raises(GrammarFailed, match="SIGKILL"):
@@ -163,29 +162,42 @@ def test_a_refusal_is_remembered_and_says_why() -> None:
 
 
 def test_a_client_that_leaves_ends_its_wait_and_no_other() -> None:
+    """The one worker is busy: who leaves takes its key out of the queue, the other one stays in it."""
+
     async def act(found: Running) -> None:
         async def leave() -> None:
-            await anyio.sleep(0.9)
-            with anyio.move_on_after(0.3):
+            with anyio.move_on_after(0.4):
                 await found.source(strings("a"))
 
         async def stay() -> None:
-            await anyio.sleep(0.9)
             assert await found.source(word("a")) == "compile"
 
         async def busy() -> None:
-            with anyio.move_on_after(1.0):
+            with pytest.raises(GrammarFailed):
                 await found.source(endless())
 
-        # The one worker is busy: who leaves takes its key out of the queue, the other one stays in it.
-        await together([busy, leave, stay])
+        async def free() -> None:
+            await anyio.sleep(0.8)
+            kill_busy(found)
+
+        async def queued() -> None:
+            await anyio.sleep(0.2)
+            await together([leave, stay])
+
+        await together([busy, queued, free])
         core = found.service.cores[-1]
         assert strings("a").wire() not in core.keys.place_of
         assert not core.waits
         assert not core.reads
         assert found.counts["compiles"] == 1
 
-    serve(GrammarLimits(workers=1, timeout_s=1.5), act)
+    serve(GrammarLimits(workers=1, timeout_s=30.0), act)
+
+
+def kill_busy(found: Running) -> None:
+    """Ends the one worker that has a job."""
+    (worker,) = found.service.pool.running.values()
+    os.kill(worker.child.process.pid, signal.SIGKILL)
 
 
 def test_a_full_queue_refuses_at_once() -> None:
