@@ -14,6 +14,7 @@ from api.checks import rid_of
 from api.completions import completions
 from api.errors import NoRoute, Unauthorized, WrongMethod, status_of
 from api.exchange import ClientGone, Exchange, Receive, Scope, Send
+from api.gate import gate_of
 from api.generate import generate
 from api.handle import Engine
 from api.openapi import document
@@ -21,6 +22,7 @@ from api.run import Service
 from api.served import Served
 from engine.config import Settings
 from engine.errors import BadRequest, EngineError, NotServing, UnknownModel
+from engine.grammar.gate import GatePolicy
 from engine.metrics import Metrics
 
 LOG = logging.getLogger("api")
@@ -72,7 +74,8 @@ def create_app(
     wall_s: Callable[[], float] = time.time,
 ) -> App:
     """The server's ASGI callable. The last three are given by tests that want the same run twice."""
-    return App(Service(engine, served, metrics, draw_seed, fresh_id, wall_s), health, settings)
+    gate = gate_of(GatePolicy(whitespace=settings.whitespace), served.encoding, served.tokenizer)
+    return App(Service(engine, served, metrics, draw_seed, fresh_id, wall_s, gate), health, settings)
 
 
 class App:

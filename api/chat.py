@@ -7,20 +7,24 @@ from typing import Any
 from api.chat_answer import ChatAnswer, ChatPlan
 from api.checks import bad, check_group, integer, new_tokens, sampling_of, stops_of
 from api.exchange import Exchange
+from api.gate import AFTER_THINK, START, Wish
 from api.intake import (
     Prompt,
+    check_ends,
     check_features,
     check_stream_options,
     choose_rid,
     choose_route,
     count_of,
     entries_of,
+    grammar_fields,
     params_of,
     tokenised,
 )
 from api.run import Service, run
 from api.schema import ChatBody, decode
 from api.served import Served
+from api.tool_choice import FREE, Forced, forced_of
 from engine.errors import BadRequest, EngineError
 from engine.messages import Sampling
 from engine.model.segments import Segment
@@ -35,16 +39,19 @@ MAX_CALLS = 128
 async def chat(service: Service, exchange: Exchange) -> None:
     """Answers one chat; every refusal of the client's input comes before the first byte."""
     received_s = service.wall_s()
-    body = decode(await exchange.body(), ChatBody)
+    raw = await exchange.body()
+    body = decode(raw, ChatBody)
     served = service.served
     rid = choose_rid(exchange, body.rid, lambda: service.fresh_id("chatcmpl-"))
     served.check_name(body.model)
     check_features(body, served)
-    plan = plan_of(body, served, exchange.rid, int(received_s))
+    forced = forced_of(body.tool_choice, body.tools or [])
+    plan = plan_of(body, served, exchange.rid, int(received_s), forced)
     check_group("n", plan.count, served.bounds)
     began_s = service.wall_s()
     prompt = await prompt_of(body, served, plan)
     done_s = service.wall_s()
+    wish = await wish_of(body, service, forced, raw)
     entries = entries_of(
         prompt,
         chat_sampling(body, service, prompt),
@@ -60,11 +67,34 @@ async def chat(service: Service, exchange: Exchange) -> None:
     tokens = len(prompt.ids)
     route = choose_route(exchange, body)
     await run(
-        service, exchange, entries, route, lambda _: ChatAnswer(plan, tokens, served), bool(body.stream)
+        service,
+        exchange,
+        entries,
+        route,
+        lambda _: ChatAnswer(plan, tokens, served),
+        bool(body.stream),
+        [wish] * len(entries),
     )
 
 
-def plan_of(body: ChatBody, served: Served, rid: str, created: int) -> ChatPlan:
+async def wish_of(body: ChatBody, service: Service, forced: Forced, raw: bytes) -> Wish | None:
+    """The grammar of the answer, which begins behind the reasoning where there is one; None for free text.
+
+    raises  GrammarRefused; BadRequest where tools are shown, too: no grammar says both
+    """
+    root = AFTER_THINK if thinking_of(body) else START
+    calls = None
+    if body.tools and calls_of(body):
+        parallel = body.parallel_tool_calls is not False
+        calls = await service.gate.calls(body.tools, forced, parallel, root, raw)
+    wish = await service.gate.wish(grammar_fields(body), root=root, raw=raw)
+    if wish is not None and calls_of(body):
+        raise bad("tool_choice", f"must be none beside {wish.param}: an answer that has its form is no call")
+    check_ends(body, wish or calls)
+    return wish or calls
+
+
+def plan_of(body: ChatBody, served: Served, rid: str, created: int, forced: Forced = FREE) -> ChatPlan:
     """How the answer is worded."""
     with_usage, continuous = check_stream_options(body)
     return ChatPlan(
@@ -74,6 +104,7 @@ def plan_of(body: ChatBody, served: Served, rid: str, created: int) -> ChatPlan:
         thinking=thinking_of(body),
         separate=body.separate_reasoning is not False,
         calls=calls_of(body),
+        named=bool(forced.name),
         logprobs=bool(body.logprobs),
         with_usage=with_usage,
         continuous=continuous,
@@ -129,12 +160,26 @@ def rendered(
         effort = EFFORTS[effort]
     try:
         return served.encoding.segments(
-            body.messages, thinking=thinking, reasoning_effort=effort, tools=tools
+            body.messages,
+            thinking=thinking,
+            reasoning_effort=effort,
+            tools=tools,
+            response_format=shown_format(body.response_format),
         )
     except EngineError:
         raise
     except Exception as error:
         raise BadRequest(f"messages: can't be rendered: {error}", param="messages") from error
+
+
+def shown_format(response_format: Any) -> Any:
+    """What the model is told of the answer's form, as the chat format has it: a JSON schema, or nothing."""
+    if not isinstance(response_format, dict):
+        return None
+    inner = response_format.get("json_schema")
+    has_schema = isinstance(inner, dict) and isinstance(inner.get("schema"), dict)
+    kind = response_format.get("type")
+    return response_format if kind == "json_object" or (kind == "json_schema" and has_schema) else None
 
 
 def limit_of(body: ChatBody) -> tuple[str, int | None]:

@@ -19,6 +19,7 @@ class ChatPlan:
     count     completions
     separate  reasoning goes into its own field
     calls     that a completion may make; those that the model writes beyond are dropped
+    named     the client named the function: a call is no finish reason then, as OpenAI has it
     """
 
     rid: str
@@ -31,6 +32,7 @@ class ChatPlan:
     with_usage: bool
     continuous: bool
     with_drafts: bool = False
+    named: bool = False
 
 
 class ChatChoice:
@@ -50,7 +52,7 @@ class ChatChoice:
         piece = self._parse(delta)
         self.reply.add(piece)
         if delta.finish != GOES_ON:
-            called = self.reply.calls and delta.finish != LENGTH
+            called = self.reply.calls and delta.finish != LENGTH and not self._plan.named
             self.finish = "tool_calls" if called else finish_reason(delta.finish)
         return piece
 

@@ -11,12 +11,14 @@ from api.completions_answer import CompletionAnswer, CompletionPlan
 from api.exchange import Exchange
 from api.intake import (
     Prompt,
+    check_ends,
     check_features,
     check_stream_options,
     choose_rid,
     choose_route,
     count_of,
     entries_of,
+    grammar_fields,
     params_of,
     tokenised,
 )
@@ -32,11 +34,14 @@ DEFAULT_NEW_TOKENS = 16
 async def completions(service: Service, exchange: Exchange) -> None:
     """Answers one or several prompts; every refusal of the client's input comes before the first byte."""
     received_s = service.wall_s()
-    body = decode(await exchange.body(), CompletionBody)
+    raw = await exchange.body()
+    body = decode(raw, CompletionBody)
     served = service.served
     rid = choose_rid(exchange, body.rid, lambda: service.fresh_id("cmpl-"))
     served.check_name(body.model)
     check_features(body, served)
+    wish = await service.gate.wish(grammar_fields(body), raw=raw)
+    check_ends(body, wish)
     count = count_of("n", body.n, served)
     prompts = await prompts_of("prompt", body.prompt, served, service.wall_s)
     check_group("prompt", len(prompts) * count, served.bounds)
@@ -57,7 +62,15 @@ async def completions(service: Service, exchange: Exchange) -> None:
         )
     plan = plan_of(body, prompts, count, exchange.rid, int(received_s))
     route = choose_route(exchange, body)
-    await run(service, exchange, entries, route, lambda _: CompletionAnswer(plan, served), bool(body.stream))
+    await run(
+        service,
+        exchange,
+        entries,
+        route,
+        lambda _: CompletionAnswer(plan, served),
+        bool(body.stream),
+        [wish] * len(entries),
+    )
 
 
 def plan_of(

@@ -10,7 +10,7 @@ from engine.errors import BadRequest, EngineError, NotServing, QueueFull, Unknow
 from engine.messages import Delta
 
 RETRY_AFTER_S = 1
-"""What 429 and 503 answers tell clients to wait."""
+"""What 408, 429 and 503 answers tell clients to wait."""
 
 
 class Unauthorized(EngineError):
@@ -81,7 +81,7 @@ def status_of(error: Exception) -> int:
 def headers_of(error: Exception) -> list[tuple[bytes, bytes]]:
     """Headers that belong to the status."""
     status = status_of(error)
-    if status in (429, 503):
+    if status in (408, 429, 503):
         return [(b"retry-after", str(RETRY_AFTER_S).encode())]
     if status == 401:
         return [(b"www-authenticate", b"Bearer")]

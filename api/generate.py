@@ -7,21 +7,26 @@ from dataclasses import dataclass
 from api.checks import bad, check_group, integer, new_tokens, rid_of, sampling_of, stops_of
 from api.completions import prompts_of
 from api.exchange import Exchange
+from api.gate import Wish
 from api.generate_answer import GenerateAnswer, GeneratePlan, Item
 from api.intake import (
     Prompt,
+    check_ends,
     check_features,
     choose_rid,
     choose_routes,
     count_of,
     entries_of,
     generate_params_of,
+    grammar_fields,
 )
 from api.run import Service, run
 from api.schema import GenerateBody, SamplingParams, decode
 from engine.messages import Entry
 
 DEFAULT_NEW_TOKENS = 128
+PARAMS = "sampling_params."
+"""Before a field's name in refusals."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +51,14 @@ async def generate(service: Service, exchange: Exchange) -> None:
     wants = [Want(*parts) for parts in zip(prompts, params, rids, routes, strict=True)]
     entries: list[Entry] = []
     items: list[Item] = []
+    wishes: list[Wish | None] = []
     for want in wants:
+        wish = await service.gate.wish(grammar_fields(want.params), PARAMS)
+        check_ends(want.params, wish, PARAMS)
         made = _entries(service, body, want, received_s)
         entries += made
         items += [Item(want.rid or exchange.rid, want.prompt)] * len(made)
+        wishes += [wish] * len(made)
     check_group("text" if body.text is not None else "input_ids", len(entries), service.served.bounds)
     plan = GeneratePlan(
         items=tuple(items),
@@ -71,6 +80,7 @@ async def generate(service: Service, exchange: Exchange) -> None:
         route,
         lambda ranks: GenerateAnswer(plan, service.served.tokenizer, ranks),
         bool(body.stream),
+        wishes,
     )
 
 

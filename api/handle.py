@@ -13,6 +13,7 @@ import anyio
 import msgspec
 
 from engine.errors import EngineError, MailboxFull, Unexpected
+from engine.grammar.service import GrammarService
 from engine.messages import (
     GOES_ON,
     Abort,
@@ -183,6 +184,7 @@ class Engine:
     ingress, detok the actors' mailboxes
     edge           where the detokenizer's chunks arrive
     loads          what the ranks have published of themselves
+    grammars       compiles what constrained requests need; None: such requests are refused
     """
 
     def __init__(
@@ -192,7 +194,9 @@ class Engine:
         detok: Port,
         edge: Edge,
         loads: Callable[[], tuple[RankLoad, ...]] = tuple,
+        grammars: GrammarService | None = None,
     ) -> None:
+        self.grammars = grammars
         self._asks = asks
         self._ingress = ingress
         self._detok = detok

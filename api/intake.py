@@ -12,9 +12,10 @@ import numpy as np
 
 from api.checks import Params, bad, integer, rid_of, route_of
 from api.exchange import Exchange
+from api.gate import Wish
 from api.schema import GenerateBody, SamplingParams, Wishes
 from api.served import Served
-from engine.features import feature_of, refuse_unsupported
+from engine.features import STRUCTURED, feature_of, refuse_unsupported
 from engine.messages import Entry, Sampling
 
 LONG_TEXT = 20_000
@@ -85,6 +86,22 @@ def is_plain_text(response_format: Any) -> bool:
     if unknown:
         raise bad(f"response_format.{unknown[0]}", "unknown field")
     return True
+
+
+def grammar_fields(body: msgspec.Struct) -> dict[str, Any]:
+    """The fields by which a grammar is asked for."""
+    return {name: getattr(body, name) for name in STRUCTURED if name in body.__struct_fields__}
+
+
+def check_ends(body: Wishes | SamplingParams, wish: Wish | None, prefix: str = "") -> None:
+    """BadRequest where a constrained answer is told not to end: its grammar alone knows when it is whole."""
+    least, name = (
+        (body.min_tokens, "min_tokens")
+        if isinstance(body, Wishes)
+        else (body.min_new_tokens, "min_new_tokens")
+    )
+    if wish is not None and least:
+        raise bad(prefix + name, f"does not go with {wish.param}: the answer ends where its form is complete")
 
 
 def params_of(body: Wishes) -> Params:

@@ -27,6 +27,7 @@ _REFUSALS = {
     "401": "The API key is missing or wrong.",
     "404": "Unknown model or path.",
     "405": "Another method is needed.",
+    "408": "A grammar was not compiled in time; Retry-After says when to come back.",
     "413": "The body is too long.",
     "429": "The queue is full; Retry-After says when to come back.",
     "500": "A fault of the server.",

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import anyio
 
 from api.errors import RequestEnded
-from api.exchange import Exchange
+from api.exchange import ClientGone, Exchange
+from api.gate import Gate, Wish
+from api.grammars import constrained
 from api.handle import Engine, Group
 from api.served import Served
 from api.sse import EventStream
@@ -44,6 +47,7 @@ class Service:
     draw_seed  a fresh seed for a request that names none
     fresh_id   a fresh request id; the argument is its prefix
     wall_s     the wall clock, in seconds
+    gate       reads what requests ask of their output
     """
 
     engine: Engine
@@ -52,6 +56,7 @@ class Service:
     draw_seed: Callable[[], int]
     fresh_id: Callable[[str], str]
     wall_s: Callable[[], float]
+    gate: Gate
 
 
 async def run(
@@ -61,18 +66,24 @@ async def run(
     route: int,
     make_answer: Callable[[Sequence[int]], Answer],
     stream: bool,
+    wishes: Sequence[Wish | None] = (),
 ) -> None:
     """Submits the entries and answers with what they gain.
 
     route        the rank that all entries must go to, -1: each where its own `route` says, or anywhere
     make_answer  gets the rank of each entry
-    raises       the refusals of `Engine.submit`; RequestEnded where a completion ends with an error
+    wishes       the grammar of each entry; empty: none has one
+    raises       the refusals of `constrained` and of `Engine.submit`; RequestEnded where a completion ends
+                 with an error
     """
     lines = [
         Timeline(stream, len(entry.prompt) // 4 if entry.child == 0 else 0, exchange.began_s)
         for entry in entries
     ]
-    group = await service.engine.submit(entries, route)
+    async with AsyncExitStack() as compiled:
+        if any(wishes):
+            entries = await _compiled(service, exchange, entries, wishes, compiled)
+        group = await service.engine.submit(entries, route)
     service.metrics.routed(group.ranks, [route if route != -1 else entry.route for entry in entries], route)
     service.metrics.refreshed(group.refresh)
     watch = Watch(service.metrics, group, lines)
@@ -83,6 +94,33 @@ async def run(
     finally:
         watch.close()
         service.engine.close(group)
+
+
+async def _compiled(
+    service: Service,
+    exchange: Exchange,
+    entries: Sequence[Entry],
+    wishes: Sequence[Wish | None],
+    stack: AsyncExitStack,
+) -> Sequence[Entry]:
+    """The entries with their grammars, which stay in memory until the stack closes."""
+    found: Sequence[Entry] = ()
+
+    async def wait() -> None:
+        nonlocal found
+        found = await stack.enter_async_context(constrained(service.engine.grammars, entries, wishes))
+
+    began_s = anyio.current_time()
+    constrained_count = sum(wish is not None for wish in wishes)
+    try:
+        await exchange.while_connected(wait)
+    except ClientGone:
+        service.metrics.grammar_left(constrained_count)
+        raise
+    finally:
+        service.metrics.grammar_waited(anyio.current_time() - began_s)
+    service.metrics.constrained(constrained_count)
+    return found
 
 
 class Watch:

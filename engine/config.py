@@ -11,7 +11,7 @@ import dataclasses
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, cast
 
 from engine.errors import ConfigError
 
@@ -103,6 +103,26 @@ class Settings:
         "",
         "file with the costs of steps, as bench cost-table writes it; by default in the user's cache folder",
     )
+    grammar_backend: str = _flag(
+        "xgrammar", "library that compiles grammars of structured output", choices=("xgrammar",)
+    )
+    grammar_whitespace: str = _flag(
+        "compact",
+        "in generated JSON: none; compact, at most one space after a comma or a colon; flexible, up to 20 "
+        "characters anywhere",
+        choices=("none", "compact", "flexible"),
+    )
+    constrained_json_disable_any_whitespace: bool = _flag(False, "the same as --grammar-whitespace none")
+    grammar_workers: int = _flag(0, "processes that compile grammars; 0: half of the processors, at most 4")
+    grammar_timeout_s: float = _flag(
+        8.0, "seconds that a request waits for its grammar; beyond it 408", "--grammar-timeout"
+    )
+    grammar_cache_bytes: int = _flag(256 << 20, "of compiled grammars in the server's memory")
+    grammar_cache_entries: int = _flag(1024, "compiled grammars in the server's memory")
+    grammar_cache_dir: str = _flag(
+        "", "folder of compiled grammars; by default in the user's cache folder; none: not on disk"
+    )
+    grammar_cache_disk_bytes: int = _flag(1 << 30, "of compiled grammars on disk")
     log_level: str = _flag("info", "log level", choices=("debug", "info", "warning", "error"))
 
     def __post_init__(self) -> None:
@@ -113,12 +133,16 @@ class Settings:
             "max_body_bytes",
             "max_n",
             "stream_buffer",
+            "grammar_cache_bytes",
+            "grammar_cache_entries",
+            "grammar_cache_disk_bytes",
         )
         for name in positive:
             if getattr(self, name) < 1:
                 raise ConfigError(
                     f"--{name.replace('_', '-')} is {getattr(self, name)}, but must be at least 1"
                 )
+        self._check_grammars()
         if self.dp_size < 1 or self.ep_size not in (1, self.dp_size):
             raise ConfigError(
                 f"--ep-size is {self.ep_size}, but must be 1 or the ranks of --dp-size, {self.dp_size}"
@@ -137,6 +161,23 @@ class Settings:
             )
         if not re.fullmatch(r"([a-zA-Z_:][a-zA-Z0-9_:]*)?", self.metrics_prefix):
             raise ConfigError(f"--metrics-prefix is {self.metrics_prefix!r}, no beginning of a metric's name")
+
+    def _check_grammars(self) -> None:
+        if self.grammar_workers < 0:
+            raise ConfigError(f"--grammar-workers is {self.grammar_workers}, but must be at least 0")
+        if not 0.0 < self.grammar_timeout_s <= 3600.0:
+            raise ConfigError(f"--grammar-timeout is {self.grammar_timeout_s}, but must be in (0, 3600]")
+        if self.constrained_json_disable_any_whitespace and self.grammar_whitespace == "flexible":
+            raise ConfigError(
+                "--constrained-json-disable-any-whitespace contradicts --grammar-whitespace flexible"
+            )
+
+    @property
+    def whitespace(self) -> Literal["none", "compact", "flexible"]:
+        """In generated JSON."""
+        if self.constrained_json_disable_any_whitespace:
+            return "none"
+        return cast(Literal["none", "compact", "flexible"], self.grammar_whitespace)
 
     @property
     def model_name(self) -> str:

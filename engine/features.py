@@ -32,6 +32,7 @@ def _never(name: str, why_not: str) -> Feature:
 
 
 STRUCTURED = (
+    "response_format",
     "json_schema",
     "regex",
     "ebnf",
@@ -61,16 +62,13 @@ FEATURES: dict[str, Feature] = {
         Feature("tools"),
         Feature("thinking"),
         Feature("return_speculation_stats"),
-        _never(
-            "response_format", "structured output is not enforced by this server; only type text is accepted"
-        ),
-        *(_never(name, "structured output is not enforced by this server") for name in STRUCTURED),
+        *(Feature(name) for name in STRUCTURED),
         _never("stop_regex", "use stop or stop_token_ids"),
         _never("allowed_token_ids", "use logit_bias"),
         _never("bad_words", "use logit_bias"),
         _never("use_beam_search", "use n"),
         _never("custom_logit_processor", "use logit_bias"),
-        _never("tool_choice", "a forced call needs structured output; only auto and none are accepted"),
+        Feature("tool_choice"),
         _never("functions", "use tools"),
         _never("function_call", "use tool_choice"),
         _never("audio", "the model has no audio"),

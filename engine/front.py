@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
 
 from api.handle import Edge, Engine
 from api.served import Served
 from engine.actors.detok import Detok
+from engine.actors.grammar_keys import GrammarLimits
 from engine.actors.ingress import Ingress
 from engine.actors.process import Process
 from engine.config import Settings
+from engine.grammar.service import GrammarService, start_service, worker_count
+from engine.grammar.tokenizer_info import vocabulary_of
+from engine.grammar.worker import WorkerSettings
 from engine.messages import RankLoad, Snapshot
+from engine.model.config import ModelConfig, eos_of
 
 FEW = 64
 """Messages to ingress that no request causes: ranks that come and go, orders of the shutdown coordinator."""
@@ -22,10 +30,12 @@ def start_front(
     served: Served,
     on_snapshot: Callable[[Snapshot], None],
     loads: Callable[[], tuple[RankLoad, ...]] = tuple,
+    grammars: GrammarService | None = None,
 ) -> Engine:
     """Starts ingress and detokenizer, and returns what HTTP handlers hold of the engine.
 
-    loads  what the ranks have published of themselves
+    loads     what the ranks have published of themselves
+    grammars  of `start_grammars`; None: constrained requests are refused
     """
     ingress, detok = process.mailbox("ingress"), process.mailbox("detok")
     edge = process.refs["api"] = Edge(ingress, on_snapshot)
@@ -34,4 +44,40 @@ def start_front(
     ingress.reserve = max(ingress.reserve, settings.dp_size * limit + FEW)
     process.start("ingress", lambda: Ingress(settings.dp_size, limit, settings.load_balance_method))
     process.start("detok", lambda: Detok(served.tokenizer, settings.stream_buffer))
-    return Engine(process.asks, ingress, detok, edge, loads)
+    return Engine(process.asks, ingress, detok, edge, loads, grammars)
+
+
+def start_grammars(process: Process, settings: Settings, served: Served) -> GrammarService:
+    """Starts what compiles grammars. Its workers come up in the background, within a second as a rule.
+
+    raises  ConfigError; later, in the process, GrammarFailed where no worker comes up
+    """
+    folder = Path(settings.model_path)
+    stops = eos_of(ModelConfig.from_json(folder), folder)
+    limits = GrammarLimits(
+        workers=settings.grammar_workers or worker_count(),
+        cache_bytes=settings.grammar_cache_bytes,
+        cache_entries=settings.grammar_cache_entries,
+        timeout_s=settings.grammar_timeout_s,
+    )
+    vocabulary = vocabulary_of(served.tokenizer, served.bounds.vocab_size, stops)
+    store = store_of(settings)
+    told = WorkerSettings(vocabulary, store, settings.grammar_cache_disk_bytes)
+    return start_service(process, limits, told)
+
+
+async def say_when_compiling(process: Process, grammars: GrammarService) -> None:
+    """For the person who reads the log."""
+    await grammars.pool.started.wait()
+    process.report(
+        f"api: {grammars.limits.workers} processes compile grammars with xgrammar {version('xgrammar')}, "
+        f"for at most {grammars.limits.timeout_s:g} s each"
+    )
+
+
+def store_of(settings: Settings) -> str:
+    """The folder of compiled grammars; empty for none."""
+    if settings.grammar_cache_dir:
+        return "" if settings.grammar_cache_dir == "none" else settings.grammar_cache_dir
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return str(cache / "deepseek-actor-engine" / "grammars")

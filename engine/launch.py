@@ -32,9 +32,20 @@ from engine.children import Child, how_it_ended, spawn
 from engine.config import Settings
 from engine.errors import ActorFailed, ConfigError, EngineError, Unexpected
 from engine.exchange.native import new_session, remove
-from engine.front import start_front
+from engine.front import say_when_compiling, start_front, start_grammars
+from engine.grammar.service import GrammarService
 from engine.http_server import HttpServer, bind
-from engine.messages import CloseServer, KillRanks, Message, RankDown, RankEnded, RankUp, Signalled, Snapshot
+from engine.messages import (
+    CloseServer,
+    KillRanks,
+    Message,
+    RankDown,
+    RankEnded,
+    RankUp,
+    Signalled,
+    Snapshot,
+    Stop,
+)
 from engine.metrics import Metrics
 from engine.peers import Mesh
 from engine.probes import Probes
@@ -108,6 +119,9 @@ class Launcher:
             self.exit_code = max(self.exit_code, msg.code)
             if self._server is not None:
                 self._server.should_exit = True
+            if "grammar" in self._process.refs:
+                # Who still waits for a grammar is answered, and doesn't hold up the end.
+                self._process.refs["grammar"].tell(Stop("the server closes"))
         else:
             raise Unexpected(f"launcher: {type(msg).__name__} isn't among its messages")
 
@@ -228,7 +242,9 @@ async def _main(settings: Settings, sock: socket.socket, command: Sequence[str])
             async with anyio.create_task_group() as tasks:
                 process = Process("api", wiring(), tasks, report_to_stderr)
                 served = load_served(settings, int(time.time()))
-                engine, app = start_api(process, settings, served, board=board)
+                grammars = start_grammars(process, settings, served)
+                process.spawn(say_when_compiling, process, grammars)
+                engine, app = start_api(process, settings, served, board=board, grammars=grammars)
                 launcher.join(process, tasks, engine, HttpServer(app, "warning"))
                 http.start_soon(launcher.serve, sock)
                 await launcher.run()
@@ -247,12 +263,14 @@ def start_api(
     served: Served,
     wall_s: Callable[[], float] = time.time,
     board: int = -1,
+    grammars: GrammarService | None = None,
     **given: Any,
 ) -> tuple[Engine, App]:
     """Starts the actors of the api process; returns the front's handle and the HTTP application over it.
 
-    board  descriptor of the file of loads, -1 where ranks publish none
-    given  further arguments of `create_app`
+    board     descriptor of the file of loads, -1 where ranks publish none
+    grammars  compiles what constrained requests need; None: such requests are refused
+    given     further arguments of `create_app`
     """
     ranks, drain_ms, stop_ms = settings.dp_size, settings.drain_s * 1000, STOP_S * 1000
     process.start("health", lambda: Health(ranks, settings.snapshot_s))
@@ -260,6 +278,7 @@ def start_api(
     context = served.bounds.context_length
     method = settings.load_balance_method
     metrics = Metrics(settings.metrics_prefix, served.name, ranks, context, ENDPOINTS, method)
+    metrics.grammars.service = grammars
     health = process.mailbox("health")
 
     def on_snapshot(msg: Snapshot) -> None:
@@ -267,6 +286,6 @@ def start_api(
         health.tell(msg)
 
     loads = LoadBoard(board, ranks).read_all if board >= 0 else tuple
-    engine = start_front(process, settings, served, on_snapshot, loads)
+    engine = start_front(process, settings, served, on_snapshot, loads, grammars)
     probes = Probes(process.asks, health, wall_s)
     return engine, create_app(engine, served, metrics, probes, settings, wall_s=wall_s, **given)

@@ -15,7 +15,7 @@ from engine.actors.links import Link, memory_pair
 from engine.actors.process import Process, report_to_stderr
 from engine.actors.wiring import wiring
 from engine.config import Settings
-from engine.front import start_front
+from engine.front import start_front, start_grammars
 from engine.messages import Message, Stop
 from engine.rank_parts import ModelParts
 from engine.rank_process import GREET_S, Parts, Told, run_rank
@@ -37,15 +37,18 @@ class Ups:
         self.tell(msg)
 
 
-def local_engine(settings: Settings) -> AbstractAsyncContextManager[Engine]:
+def local_engine(settings: Settings, grammars: bool = False) -> AbstractAsyncContextManager[Engine]:
     """The engine of these settings, as `engine_of`; before it call `prepare_environment`."""
-    return engine_of(settings, load_served(settings, int(time.time())), ModelParts())
+    return engine_of(settings, load_served(settings, int(time.time())), ModelParts(), grammars)
 
 
 @asynccontextmanager
-async def engine_of(settings: Settings, served: Served, parts: Parts) -> AsyncIterator[Engine]:
+async def engine_of(
+    settings: Settings, served: Served, parts: Parts, grammars: bool = False
+) -> AsyncIterator[Engine]:
     """An engine that is ready; leaving it stops the rank, which ends what still runs.
 
+    grammars  it takes constrained requests, for which it starts processes that compile
     raises  a group with what ended the rank: ConfigError, CheckpointError, DeviceFailed, ActorFailed
     """
     near, far = memory_pair()
@@ -55,7 +58,8 @@ async def engine_of(settings: Settings, served: Served, parts: Parts) -> AsyncIt
         ups = api.refs["launcher"] = Ups()
         to_rank, to_api = api.link("api", "rank0", near), rank.link("rank0", "api", far)
         rank.mailbox("rank0")
-        engine = start_front(api, settings, served, lambda snapshot: None)
+        compiled = start_grammars(api, settings, served) if grammars else None
+        engine = start_front(api, settings, served, lambda snapshot: None, grammars=compiled)
         async with anyio.create_task_group() as greetings:
             greetings.start_soon(to_rank.greet, GREET_S)
             greetings.start_soon(to_api.greet, GREET_S)
@@ -64,6 +68,8 @@ async def engine_of(settings: Settings, served: Served, parts: Parts) -> AsyncIt
         stopped = anyio.Event()
         tasks.start_soon(_run, Told(0, settings), rank, to_api, parts, stopped)
         await ups.all_up.wait()
+        if compiled is not None:
+            await compiled.pool.started.wait()
         try:
             yield engine
             to_rank.ref("rank").tell(Stop("the program has its answers"))

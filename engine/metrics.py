@@ -18,6 +18,7 @@ from prometheus_client import (
 )
 
 from engine.actors.routing import EXPLICIT
+from engine.grammar_metrics import GrammarSeries
 from engine.messages import Snapshot
 from engine.rank_metrics import RankMetrics
 
@@ -68,6 +69,8 @@ class Metrics:
         self._prefix = prefix
         self._model = model_name
         self._rank_series = RankMetrics(self.registry, prefix, model_name, ranks, context_length)
+        self.grammars = GrammarSeries(prefix, model_name)
+        self.registry.register(self.grammars)
         self._request_series()
         self._routing_series()
         self._http_series()
@@ -127,6 +130,18 @@ class Metrics:
         if line.first_s is not None and line.tokens > 1:
             self.per_token.labels(self._model).observe((line.last_s - line.first_s) / (line.tokens - 1))
 
+    def constrained(self, completions: int) -> None:
+        """So many completions have their grammar."""
+        self.num_constrained.labels(self._model).inc(completions)
+
+    def grammar_waited(self, seconds: float) -> None:
+        """An HTTP request has its grammars, or won't get them."""
+        self.grammar_wait.labels(self._model).observe(seconds)
+
+    def grammar_left(self, completions: int) -> None:
+        """The client of so many completions left while they waited for a grammar."""
+        self.num_aborted.labels(self._model).inc(completions)
+
     def request(self, endpoint: str) -> None:
         """An HTTP request began."""
         self.http_requests.labels(endpoint).inc()
@@ -148,6 +163,12 @@ class Metrics:
         model = ("model_name",)
         self.num_requests = self._counter("num_requests_total", "completions accepted", by_stream)
         self.num_aborted = self._counter("num_aborted_requests_total", "completions cut off", model)
+        self.num_constrained = self._counter(
+            "num_so_requests_total", "completions whose output a grammar constrains", model
+        )
+        self.grammar_wait = self._histogram(
+            "grammar_wait_seconds", "of an HTTP request for its grammars", model, LATENCY_S
+        )
         self.prompt_tokens = self._counter("prompt_tokens_total", "prompt tokens accepted", by_stream)
         self.generation_tokens = self._counter("generation_tokens_total", "tokens given out", by_stream)
         self.first_token = self._histogram(
@@ -198,6 +219,8 @@ class Metrics:
             for histogram in (self.first_token, self.end_to_end):
                 histogram.labels(self._model, streaming)
         self.num_aborted.labels(self._model)
+        self.num_constrained.labels(self._model)
+        self.grammar_wait.labels(self._model)
         for sizes in (self.between_tokens, self.per_token, self.prompt_sizes, self.generation_sizes):
             sizes.labels(self._model)
         for rank in range(ranks):

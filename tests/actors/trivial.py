@@ -100,6 +100,7 @@ def main(argv: list[str]) -> int:
         drain_s=float(argv[3]),
         threads=1,
         watchdog_s=WATCHDOG_S,
+        grammar_cache_dir="none",
         dp_size=int(os.environ.get("TRIVIAL_DP", "1")),
         dp_exchange=os.environ.get("TRIVIAL_EXCHANGE", "links"),
     )

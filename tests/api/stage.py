@@ -26,6 +26,7 @@ from engine.actors.rank import Rank
 from engine.actors.shell import Shell
 from engine.actors.timers import Timers
 from engine.config import NANO, Settings
+from engine.grammar.service import GrammarService
 from engine.messages import (
     LogprobColumns,
     RankUp,
@@ -145,7 +146,13 @@ class Stage:
     """The running engine and its HTTP side."""
 
     def __init__(
-        self, tasks: TaskGroup, script: Script, settings: Settings, health: Any, model: Served
+        self,
+        tasks: TaskGroup,
+        script: Script,
+        settings: Settings,
+        health: Any,
+        model: Served,
+        grammars: GrammarService | None = None,
     ) -> None:
         self.device = ScriptedDevice(script)
         self.settings = settings
@@ -176,7 +183,8 @@ class Stage:
         self._start(self.detok, Detok(TOKENIZER, settings.stream_buffer))
         self._start(self.rank, Rank(rank_setup(settings)), self._submit)
         tasks.start_soon(self._run_jobs)
-        self.engine = Engine(self.asks, self.ingress, self.detok, self.edge)
+        self.engine = Engine(self.asks, self.ingress, self.detok, self.edge, grammars=grammars)
+        self.metrics.grammars.service = grammars
         self.app: App = create_app(
             self.engine, model, self.metrics, self.health, settings, draw_seed=lambda: 7
         )
@@ -269,13 +277,17 @@ def served(settings: Settings) -> Served:
 
 @asynccontextmanager
 async def stage(
-    script: Script, health: Any = None, modes: frozenset[str] = frozenset({"overlap"}), **flags: Any
+    script: Script,
+    health: Any = None,
+    modes: frozenset[str] = frozenset({"overlap"}),
+    grammars: GrammarService | None = None,
+    **flags: Any,
 ) -> AsyncIterator[Stage]:
     """A running engine with this script; ends with nothing left behind."""
     async with anyio.create_task_group() as tasks:
         settings = Settings(**flags)
         model = replace(served(settings), modes=modes)
-        made = Stage(tasks, script, settings, health or SteadyHealth(), model)
+        made = Stage(tasks, script, settings, health or SteadyHealth(), model, grammars)
         made.ingress.tell(RankUp(0))
         yield made
         tasks.cancel_scope.cancel()

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from openai import BadRequestError
+from openai import BadRequestError, InternalServerError
 
 from tests.api.client import events_of, openai_client
 from tests.api.stage import CALL, says, stage
@@ -198,11 +198,21 @@ async def test_the_length_limit_is_a_finish_reason() -> None:
     assert whole.usage.completion_tokens == 2
 
 
-async def test_unsupported_structured_output_is_refused_by_name() -> None:
+async def test_an_engine_that_compiles_no_grammars_says_so() -> None:
     async with stage(says("{}")) as made, openai_client(made) as client:
-        with pytest.raises(BadRequestError) as refused:
+        with pytest.raises(InternalServerError) as refused:
             await client.chat.completions.create(
                 model="nano", messages=HELLO, response_format={"type": "json_object"}
             )
-    assert refused.value.param == "response_format"
-    assert refused.value.code == "unsupported_feature"
+    assert refused.value.status_code == 503
+    assert refused.value.type == "service_unavailable_error"
+
+
+async def test_a_schema_that_cannot_be_enforced_is_refused_with_its_place() -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}
+    wanted: Any = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    async with stage(says("{}")) as made, openai_client(made) as client:
+        with pytest.raises(BadRequestError) as refused:
+            await client.chat.completions.create(model="nano", messages=HELLO, response_format=wanted)
+    assert (refused.value.param, refused.value.code) == ("response_format", "unsupported_grammar")
+    assert "/json_schema/schema/properties/a/uniqueItems" in refused.value.message
