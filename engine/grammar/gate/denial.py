@@ -3,38 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from engine.grammar.gate.alternatives import (
-    ANYTHING,
     EVERYTHING,
     Alternative,
     Arr,
-    Bool,
-    Holds,
-    Items,
-    Members,
-    Need,
-    Null,
     Num,
     Obj,
     Str,
     without_marks,
 )
-from engine.grammar.gate.charset import of
+from engine.grammar.gate.denied_parts import (
+    additional_denied,
+    contains_denied,
+    items_denied,
+    names_denied,
+    patterns_denied,
+    properties_denied,
+    required_denied,
+)
+from engine.grammar.gate.denied_values import const_denied, enum_denied, type_denied
 from engine.grammar.gate.document import Node
 from engine.grammar.gate.keywords import (
-    arr_of,
     bounds_of,
     count_of,
-    enum_of,
     map_in,
     texts_in,
     tree_of,
-    types_of,
 )
-from engine.grammar.gate.numbers import INTEGER, Number, equal_to
-from engine.grammar.gate.pattern import Chars, Edge, Either, Seq, Tree
 
 if TYPE_CHECKING:
     from engine.grammar.gate.expansion import Expansion
@@ -61,64 +58,8 @@ def denied(expansion: Expansion, node: Node) -> Union:
             found += deny(expansion, node)
     found += [Num(((condition, False),)) for _, (condition, _) in bounds_of(node)]
     if any(keyword in value for keyword in ("items", "prefixItems")):
-        found += _items(expansion, node)
+        found += items_denied(expansion, node)
     return expansion.either((without_marks(one) for one in found), node)
-
-
-def _type(expansion: Expansion, node: Node) -> Union:
-    named = types_of(node)
-    kinds: dict[str, Alternative] = {
-        "null": Null(),
-        "boolean": Bool(),
-        "string": Str(),
-        "array": Arr(),
-        "object": Obj(),
-    }
-    found = [one for name, one in kinds.items() if name not in named]
-    if "number" not in named:
-        found.append(Num(((INTEGER, False),)) if "integer" in named else Num())
-    return tuple(found)
-
-
-def _const(expansion: Expansion, node: Node) -> Union:
-    return _other_values(expansion, node, "const", [node.value["const"]])
-
-
-def _enum(expansion: Expansion, node: Node) -> Union:
-    return _other_values(expansion, node, "enum", enum_of(expansion.document, node))
-
-
-def _other_values(expansion: Expansion, node: Node, keyword: str, values: list[Any]) -> Union:
-    """Every value but these."""
-    flags = tuple(
-        flag for flag in (True, False) if flag not in [one for one in values if one is True or one is False]
-    )
-    numbers = tuple(dict.fromkeys((equal_to(one.value), False) for one in values if isinstance(one, Number)))
-    texts = tuple(dict.fromkeys((just(one), False) for one in values if isinstance(one, str)))
-    found: Union = (
-        *([] if None in values else [Null()]),
-        *([Bool(flags)] if flags else []),
-        Num(numbers),
-        Str(texts),
-        Arr(),
-        Obj(),
-    )
-    for one in values:
-        if isinstance(one, list | dict):
-            found = expansion.both(
-                found, expansion.schema(expansion.constant(node, keyword, one), False), node
-            )
-    return found
-
-
-def just(text: str) -> Tree:
-    """The tree of one text and no other."""
-    return Seq((Edge(True), letters(text), Edge(False)))
-
-
-def letters(text: str) -> Tree:
-    """The tree of a text, letter by letter."""
-    return Seq(tuple(Chars(of(character)) for character in text))
 
 
 def _pattern(expansion: Expansion, node: Node) -> Union:
@@ -146,87 +87,10 @@ def _over(keyword: str, make: Callable[[int], Alternative]) -> Callable[[Expansi
     return deny
 
 
-def _items(expansion: Expansion, node: Node) -> Union:
-    """Some item isn't what is asked at its place."""
-    asked = arr_of(expansion.document, node)
-    found: list[Alternative] = []
-    for items in asked.items if asked else ():
-        for i, goal in enumerate(items.first):
-            # A goal of a schema object is one schema, so its denial is that schema denied.
-            found += [
-                Arr((Items((*(ANYTHING,) * i, ((one, False),)), ANYTHING),), low=i + 1) for one, _ in goal
-            ]
-        for one, _ in items.rest:
-            if items.first and one.value is not False:
-                raise node.refuse("after prefixItems can't be denied", "items")
-            found.append(
-                Arr(low=len(items.first) + 1)
-                if items.first
-                else Arr(holds=(Holds(((one, False),), 1, None),))
-            )
-    return tuple(found)
-
-
-def _contains(expansion: Expansion, node: Node) -> Union:
-    """Too few, or too many."""
-    asked = arr_of(expansion.document, node)
-    if asked is None:
-        return (Arr(),)
-    found: list[Alternative] = []
-    for one in asked.holds:
-        if one.low:
-            found.append(Arr(holds=(Holds(one.goal, 0, one.low - 1),)))
-        if one.high is not None:
-            found.append(Arr(holds=(Holds(one.goal, one.high + 1, None),)))
-    return tuple(found)
-
-
 def _unique(expansion: Expansion, node: Node) -> Union:
     if node.value["uniqueItems"] is False:
         return ()
     raise node.refuse("can't be denied", "uniqueItems")
-
-
-def _properties(expansion: Expansion, node: Node) -> Union:
-    """Some member is there and isn't what is asked."""
-    names = map_in(node, "properties")
-    children = {name: expansion.document.child(node, "properties", name) for name in names}
-    return tuple(
-        Obj((Members(names=((name, ((child, False),)),)),), (name,))
-        for name, child in children.items()
-        if child.value is not True
-    )
-
-
-def _additional(expansion: Expansion, node: Node) -> Union:
-    """Some member has a name that is neither listed nor matched, and isn't what is asked."""
-    child = expansion.document.child(node, "additionalProperties")
-    if child.value is True:
-        return ()
-    names = tuple(map_in(node, "properties"))
-    trees = [tree_of(node, text, "patternProperties", text) for text in map_in(node, "patternProperties")]
-    listed = [Seq((Edge(True), Either(tuple(letters(name) for name in names)), Edge(False)))] if names else []
-    return (Obj(needs=(Need(Str(tuple((tree, False) for tree in (*listed, *trees))), ((child, False),)),)),)
-
-
-def _patterns(expansion: Expansion, node: Node) -> Union:
-    """Some member has a name that matches, and isn't what is asked."""
-    found: list[Alternative] = []
-    for text in map_in(node, "patternProperties"):
-        child = expansion.document.child(node, "patternProperties", text)
-        key = Str(((tree_of(node, text, "patternProperties", text), True),))
-        found += [] if child.value is True else [Obj(needs=(Need(key, ((child, False),)),))]
-    return tuple(found)
-
-
-def _names(expansion: Expansion, node: Node) -> Union:
-    """Some member has a name that isn't allowed."""
-    wrong = expansion.schema(expansion.document.child(node, "propertyNames"), False)
-    return tuple(Obj(needs=(Need(key, ANYTHING),)) for key in wrong if isinstance(key, Str))
-
-
-def _required(expansion: Expansion, node: Node) -> Union:
-    return tuple(expansion.lacking(name) for name in texts_in(node, "required"))
 
 
 def _all_of(expansion: Expansion, node: Node) -> Union:
@@ -293,9 +157,9 @@ def _dependent(keyword: str) -> Callable[[Expansion, Node], Union]:
 
 
 _DENIALS: tuple[tuple[str, Callable[[Expansion, Node], Union]], ...] = (
-    ("type", _type),
-    ("const", _const),
-    ("enum", _enum),
+    ("type", type_denied),
+    ("const", const_denied),
+    ("enum", enum_denied),
     *((keyword, _ref(keyword)) for keyword in ("$ref", "$dynamicRef", "$recursiveRef")),
     ("pattern", _pattern),
     ("minLength", _under("minLength", lambda size: Str(high=size))),
@@ -305,12 +169,12 @@ _DENIALS: tuple[tuple[str, Callable[[Expansion, Node], Union]], ...] = (
     ("minProperties", _under("minProperties", lambda size: Obj(high=size))),
     ("maxProperties", _over("maxProperties", lambda size: Obj(low=size))),
     ("uniqueItems", _unique),
-    ("contains", _contains),
-    ("properties", _properties),
-    ("additionalProperties", _additional),
-    ("patternProperties", _patterns),
-    ("propertyNames", _names),
-    ("required", _required),
+    ("contains", contains_denied),
+    ("properties", properties_denied),
+    ("additionalProperties", additional_denied),
+    ("patternProperties", patterns_denied),
+    ("propertyNames", names_denied),
+    ("required", required_denied),
     ("allOf", _all_of),
     ("anyOf", _any_of),
     ("oneOf", _one_of),

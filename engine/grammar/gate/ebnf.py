@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
+from engine.grammar.gate.ebnf_rules import Atom, Group, Part, Ref, check_rules
 from engine.grammar.gate.jsontext import LIMITS, Limits
 from engine.grammar.gate.refusals import GrammarRefused
 from engine.grammar.key import GrammarKey
@@ -36,33 +36,6 @@ _ESCAPE = re.compile(
     r"\\(?:[nrtbfva0e'\"?\\^$.*+()\[\]{}|/-]|[dDsSwW]|x[0-9A-Fa-f]{2}|u[0-9A-Fa-f]{4}|U[0-9A-Fa-f]{8})"
 )
 MACROS = ("TagDispatch", "Token", "ExcludeToken", "TokenTagDispatch")
-
-
-@dataclass(frozen=True, slots=True)
-class Atom:
-    """A string or a class; `nullable` for the empty string."""
-
-    nullable: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Ref:
-    """Another rule, by name."""
-
-    name: str
-    at: int
-
-
-@dataclass(frozen=True, slots=True)
-class Group:
-    """Alternatives of sequences, `low` to `high` times (None: without end)."""
-
-    options: tuple[tuple[Part, ...], ...]
-    low: int
-    high: int | None
-
-
-Part = Atom | Ref | Group
 
 
 def ebnf_grammar(text: Any, limits: Limits = LIMITS) -> GrammarKey:
@@ -191,100 +164,3 @@ class _Parser:
         if max(low, high or 0) > MAX_REPEAT or (high is not None and high < low):
             raise self._bad(f"the repetition {text} (bounds in order, at most {MAX_REPEAT})", at)
         return low, high
-
-
-def check_rules(rules: dict[str, Group]) -> None:
-    """Refuse undefined rules, rules that never end, left recursion and endless repetition inside another."""
-    for name, group in rules.items():
-        for ref in refs_of(group):
-            if ref.name not in rules:
-                raise GrammarRefused(f"the rule {ref.name!r}, used by {name!r}, is not defined")
-    nullable = _fixpoint(rules, _nullable)
-    productive = _fixpoint(rules, _productive)
-    for name, group in rules.items():
-        if name not in productive:
-            raise GrammarRefused(f"the rule {name!r} never ends")
-        for inner in _groups(group):
-            if inner.high is None and any(
-                _may_be_endless(part, nullable) for one in inner.options for part in one
-            ):
-                raise GrammarRefused(f"endless repetition of an endless or empty item in the rule {name!r}")
-    _refuse_left_recursion(rules, nullable)
-
-
-def refs_of(part: Part) -> Iterable[Ref]:
-    """Every reference in a part."""
-    todo = [part]
-    while todo:
-        one = todo.pop()
-        if isinstance(one, Ref):
-            yield one
-        elif isinstance(one, Group):
-            todo += [inner for option in one.options for inner in option]
-
-
-def _groups(part: Part) -> Iterable[Group]:
-    todo = [part]
-    while todo:
-        one = todo.pop()
-        if isinstance(one, Group):
-            yield one
-            todo += [inner for option in one.options for inner in option]
-
-
-def _fixpoint(rules: dict[str, Group], holds: Any) -> set[str]:
-    found: set[str] = set()
-    while True:
-        more = {name for name, group in rules.items() if name not in found and holds(group, found)}
-        if not more:
-            return found
-        found |= more
-
-
-def _nullable(part: Part, names: set[str]) -> bool:
-    if isinstance(part, Atom):
-        return part.nullable
-    if isinstance(part, Ref):
-        return part.name in names
-    return part.low == 0 or any(all(_nullable(one, names) for one in option) for option in part.options)
-
-
-def _productive(part: Part, names: set[str]) -> bool:
-    if isinstance(part, Atom):
-        return True
-    if isinstance(part, Ref):
-        return part.name in names
-    return part.low == 0 or any(all(_productive(one, names) for one in option) for option in part.options)
-
-
-def _may_be_endless(part: Part, nullable: set[str]) -> bool:
-    """Whether an item alone makes repeating it ambiguous: it is endless itself, or may be empty."""
-    return isinstance(part, Group) and any(one.high is None for one in _groups(part))
-
-
-def _refuse_left_recursion(rules: dict[str, Group], nullable: set[str]) -> None:
-    first = {name: set(_leading(group, nullable)) for name, group in rules.items()}
-    for name in rules:
-        seen: set[str] = set()
-        todo = list(first[name])
-        while todo:
-            one = todo.pop()
-            if one == name:
-                raise GrammarRefused(
-                    f"the rule {name!r} begins with itself; write the repetition with * or +"
-                )
-            if one not in seen:
-                seen.add(one)
-                todo += first[one]
-
-
-def _leading(part: Part, nullable: set[str]) -> Iterable[str]:
-    """Rules that a part may begin with."""
-    if isinstance(part, Ref):
-        yield part.name
-    elif isinstance(part, Group):
-        for option in part.options:
-            for one in option:
-                yield from _leading(one, nullable)
-                if not _nullable(one, nullable):
-                    break

@@ -20,11 +20,11 @@ from engine.grammar.gate.alternatives import (
     Obj,
     Seen,
     Str,
-    meet,
     members_goal,
     plainly_empty,
     without_marks,
 )
+from engine.grammar.gate.constants import exactly
 from engine.grammar.gate.document import Document, Node
 from engine.grammar.gate.jsontext import render
 from engine.grammar.gate.keywords import (
@@ -38,6 +38,7 @@ from engine.grammar.gate.keywords import (
     texts_in,
     types_of,
 )
+from engine.grammar.gate.meeting import meet
 from engine.grammar.gate.numbers import Number
 from engine.grammar.gate.refusals import GrammarRefused
 
@@ -280,13 +281,3 @@ class Expansion:
             raise GrammarRefused("unevaluatedItems beside contains", goal[0][0].path)
         asked = Arr((Items((ANYTHING,) * one.seen, goal),), seen=None)
         return meet(one, asked) or one
-
-
-def exactly(value: Any) -> Any:
-    """A schema for one array or object and nothing else."""
-    if isinstance(value, list):
-        size = Number(str(len(value)))
-        items = {"prefixItems": [{"const": one} for one in value]} if value else {}
-        return {"type": "array", **items, "items": False, "minItems": size, "maxItems": size}
-    names = {name: {"const": one} for name, one in value.items()}
-    return {"type": "object", "properties": names, "required": list(names), "additionalProperties": False}

@@ -3,41 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Literal
 
 from engine.grammar.gate import scalars
 from engine.grammar.gate.alternatives import Alternative, Arr, Bool, Goal, Null, Num, Obj, Str, plainly_empty
 from engine.grammar.gate.array_plans import ArrPlan, array_plan
 from engine.grammar.gate.ebnf_text import Rules, choice, literal, repeat, sequence, written
 from engine.grammar.gate.expansion import Expansion
+from engine.grammar.gate.layout import Layout
 from engine.grammar.gate.object_plans import Cell, ObjPlan, object_plans
 from engine.grammar.gate.plans import Plan, few_values
 from engine.grammar.gate.refusals import GrammarRefused
 
-Whitespace = Literal["none", "compact", "flexible"]
-
 MAX_GOALS = 10_000
-
-
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """EBNF of the punctuation between values, with the white space that is allowed there."""
-
-    comma: str
-    colon: str
-    after_open: str
-    before_close: str
-
-
-LAYOUTS: dict[str, Layout] = {
-    "none": Layout('","', '":"', "", ""),
-    "compact": Layout('"," " "?', '":" " "?', "", ""),
-    "flexible": Layout(*('ws "," ws', 'ws ":" ws', "ws", "ws")),
-}
-"""No white space; at most one space after a comma or a colon; up to 20 characters wherever JSON has any."""
-
-WS_RULE = "ws ::= [ \\n\\t]{0,20}"
 
 
 class Lowering:

@@ -15,7 +15,6 @@ from engine.grammar.gate.alternatives import (
     Str,
     both,
     holds_text,
-    meet,
     members_goal,
     names_of,
     plainly_empty,
@@ -23,6 +22,7 @@ from engine.grammar.gate.alternatives import (
 from engine.grammar.gate.array_plans import MAX_STATES, Productive
 from engine.grammar.gate.charset import ALL, of
 from engine.grammar.gate.expansion import Expansion
+from engine.grammar.gate.meeting import meet
 from engine.grammar.gate.pattern import Chars, Edge, Either, Repeat, Seq, Tree
 from engine.grammar.gate.refusals import GrammarRefused
 

@@ -9,7 +9,7 @@ from typing import Any
 from engine.grammar.gate.automaton import bounded_work
 from engine.grammar.gate.ebnf import ebnf_grammar
 from engine.grammar.gate.jsontext import LIMITS, Limits
-from engine.grammar.gate.lowering import LAYOUTS, Whitespace
+from engine.grammar.gate.layout import LAYOUTS, Whitespace
 from engine.grammar.gate.refusals import GrammarRefused
 from engine.grammar.gate.schema import object_grammar, schema_grammar
 from engine.grammar.gate.tags import tag_grammar

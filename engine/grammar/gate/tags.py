@@ -11,7 +11,7 @@ from typing import Any
 from engine.grammar.gate import jsontext
 from engine.grammar.gate.ebnf import ebnf_grammar
 from engine.grammar.gate.jsontext import LIMITS, Limits, render, step
-from engine.grammar.gate.lowering import Whitespace
+from engine.grammar.gate.layout import Whitespace
 from engine.grammar.gate.numbers import Number
 from engine.grammar.gate.refusals import GrammarRefused
 from engine.grammar.gate.schema import parsed_grammar

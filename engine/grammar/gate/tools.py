@@ -17,7 +17,8 @@ from engine.grammar.gate.document import Document
 from engine.grammar.gate.ebnf_text import Rules, choice, literal, one_of, repeat, sequence
 from engine.grammar.gate.expansion import Expansion
 from engine.grammar.gate.jsontext import LIMITS, Limits
-from engine.grammar.gate.lowering import LAYOUTS, WS_RULE, Lowering, Whitespace
+from engine.grammar.gate.layout import LAYOUTS, WS_RULE, Whitespace
+from engine.grammar.gate.lowering import Lowering
 from engine.grammar.gate.object_plans import ObjPlan
 from engine.grammar.gate.refusals import GrammarRefused
 from engine.grammar.gate.scalars import string

@@ -7,6 +7,7 @@ import json
 import lzma
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,13 @@ BEGIN, END = "<!-- suite table: generated -->", "<!-- end of the suite table -->
 COLUMNS = ("right", "accepted but invalid", "rejected but valid", "only another key order", "refused")
 
 
-def outcomes(*, open_objects: bool) -> Iterator[tuple[str, str, str]]:
-    """(keyword, test, outcome) of every test, the outcome out of COLUMNS."""
+@cache
+def outcomes(open_objects: bool) -> tuple[tuple[str, str, str], ...]:
+    """(keyword, test, outcome) of every test, the outcome out of COLUMNS; computed once."""
+    return tuple(_outcomes(open_objects))
+
+
+def _outcomes(open_objects: bool) -> Iterator[tuple[str, str, str]]:
     suite = json.loads(lzma.decompress(DATA.read_bytes()))
     for keyword, groups in suite.items():
         for group in groups:
@@ -60,10 +66,10 @@ def _orders(data: Any) -> Iterator[str]:
 def table() -> str:
     """The Markdown table: by keyword with objects as the standard has them, then with the gate's default."""
     by_keyword: dict[str, Counter[str]] = {}
-    for keyword, _, outcome in outcomes(open_objects=True):
+    for keyword, _, outcome in outcomes(True):
         by_keyword.setdefault(keyword, Counter())[outcome] += 1
     total = sum(by_keyword.values(), Counter())
-    closed = Counter(outcome for _, _, outcome in outcomes(open_objects=False))
+    closed = Counter(outcome for _, _, outcome in outcomes(False))
     head = [f"| keyword | tests | {' | '.join(COLUMNS)} |", f"| --- | {' | '.join(['--:'] * 6)} |"]
     rows = [_row(keyword, counts) for keyword, counts in sorted(by_keyword.items())]
     return "\n".join([*head, *rows, _row("**all**", total), _row("all, closed by default", closed)])
