@@ -24,10 +24,12 @@ _work: ContextVar[list[int] | None] = ContextVar("work", default=None)
 
 @contextmanager
 def bounded_work() -> Iterator[None]:
-    """Within it, automata are built for MAX_WORK steps; then GrammarRefused."""
+    """Within it, automata are built for MAX_WORK steps; then GrammarRefused, as for references too deep."""
     token = _work.set([MAX_WORK])
     try:
         yield
+    except RecursionError as error:
+        raise GrammarRefused("references or branches are nested too deeply") from error
     finally:
         _work.reset(token)
 

@@ -39,16 +39,19 @@ MACROS = ("TagDispatch", "Token", "ExcludeToken", "TokenTagDispatch")
 
 
 def ebnf_grammar(text: Any, limits: Limits = LIMITS) -> GrammarKey:
-    """The key of a client's grammar, its text unchanged. Raises GrammarRefused with the position."""
+    """The key of a client's grammar. Raises GrammarRefused with the position of what is wrong.
+
+    Its text is the client's but for negated classes: the compiler would let bytes of surrogates through them.
+    """
     if not isinstance(text, str) or not text.strip():
         raise GrammarRefused("must be a grammar that isn't empty")
     if len(text) > min(limits.chars, MAX_CHARS):
         raise GrammarRefused(f"{len(text)} characters are more than {min(limits.chars, MAX_CHARS)}")
     if "\0" in text or re.search(r"[\ud800-\udfff]", text):
         raise GrammarRefused("a NUL or half of a surrogate pair")
-    rules = _Parser(text).rules()
-    check_rules(rules)
-    return GrammarKey("ebnf", text)
+    parser = _Parser(text)
+    check_rules(parser.rules())
+    return GrammarKey("ebnf", parser.without_surrogates())
 
 
 class _Parser:
@@ -90,6 +93,15 @@ class _Parser:
     def _peek(self, ahead: int = 0) -> tuple[str, str, int]:
         at = self._at + ahead
         return self._items[at] if at < len(self._items) else ("end", "", len(self._text))
+
+    def without_surrogates(self) -> str:
+        """The text, with surrogates named in every negated class."""
+        parts, last = [], 0
+        for kind, text, at in self._items:
+            if kind == "class" and text.startswith("[^"):
+                parts += [self._text[last : at + 2], "\\ud800-\\udfff"]
+                last = at + 2
+        return "".join([*parts, self._text[last:]])
 
     def rules(self) -> dict[str, Group]:
         """Rules by name."""

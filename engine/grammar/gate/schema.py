@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from engine.grammar.gate import jsontext
+from engine.grammar.gate.automaton import bounded_work
 from engine.grammar.gate.document import Document
 from engine.grammar.gate.ebnf_text import Rules
 from engine.grammar.gate.expansion import Expansion
@@ -29,7 +30,8 @@ def schema_grammar(
         if isinstance(schema, str | bytes)
         else jsontext.from_value(schema, limits)
     )
-    return parsed_grammar(value, whitespace, open_objects=open_objects, limits=limits)
+    with bounded_work():
+        return parsed_grammar(value, whitespace, open_objects=open_objects, limits=limits)
 
 
 def parsed_grammar(

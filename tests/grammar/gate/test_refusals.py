@@ -75,6 +75,12 @@ def test_what_is_no_schema_or_too_large_is_refused_at_once(text: str, why: str) 
         schema_grammar(text)
 
 
+def test_a_long_chain_of_references_is_refused() -> None:
+    chain = {f"d{i}": {"$ref": f"#/$defs/d{i + 1}"} for i in range(3000)}
+    with pytest.raises(GrammarRefused, match="nested too deeply"):
+        schema_grammar({"$ref": "#/$defs/d0", "$defs": {**chain, "d3000": {}}})
+
+
 def test_branches_that_multiply_are_refused() -> None:
     branches = [{"anyOf": [{"minLength": i + 1}, {"minimum": i}, {"maxItems": i}]} for i in range(30)]
     with pytest.raises(GrammarRefused, match="combinations"):
