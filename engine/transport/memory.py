@@ -20,6 +20,12 @@ SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 """Exactly these; with the last one nobody can add a seal against writing later."""
 
 
+def available_bytes() -> int:
+    """What the system says that it can give without swapping."""
+    with open("/proc/meminfo") as file:
+        return next(int(line.split()[1]) << 10 for line in file if line.startswith("MemAvailable:"))
+
+
 class HostRegion:
     """Bytes of a memfd, mapped shared. Made by `create` on one side, by HostImporter on the other.
 
@@ -45,6 +51,10 @@ class HostRegion:
         """Zeroed memory that is there (not on first touch). raises DescriptorSize, DescriptorSyscall."""
         if nbytes <= 0 or nbytes % PAGE_BYTES:
             raise errors.DescriptorSize(f"{nbytes} bytes are no whole pages of {PAGE_BYTES}")
+        # A memfd has no limit of its own: the system would kill processes for pages that aren't there.
+        free = available_bytes()
+        if nbytes > free:
+            raise errors.DescriptorSyscall(f"{nbytes} bytes of shared memory: {free} are available")
         descriptor = -1
         try:
             descriptor = os.memfd_create("engine-region", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)

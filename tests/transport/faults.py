@@ -91,6 +91,16 @@ def ends_with(end_it: Callable[[Connection], None]) -> Way:
     return way
 
 
+def the_first_again(plan: dict[str, Any], end: Connection, layout: Layout, regions: Sequence[Region]) -> None:
+    """The last frame brings the first one's very descriptor."""
+    first = regions[0].export()
+    put(end, _frame(end, layout, 0), [os.dup(first)])
+    for index in range(1, plan["at"]):
+        put(end, _frame(end, layout, index), [regions[index].export()])
+    put(end, _frame(end, layout, plan["at"]), [first])
+    hear(end, layout)
+
+
 def by_a_child(plan: dict[str, Any], end: Connection, layout: Layout, regions: Sequence[Region]) -> None:
     """A forked child sends in its parent's place: the library refuses, so it does it by hand."""
     good(end, layout, regions, plan["at"])
@@ -182,6 +192,7 @@ FAULTY: dict[str, Way] = {
     "two": descriptors_with(lambda at, regions: [regions[at].export(), regions[at].export()]),
     "most": descriptors_with(lambda at, regions: [regions[at].export() for _ in range(253)]),
     "same memory": descriptors_with(lambda at, regions: [regions[0].export()]),
+    "same descriptor": the_first_again,
     "pipe": descriptors_with(lambda at, regions: [_pipe()]),
     "disk": descriptors_with(lambda at, regions: [file_of(regions[at].nbytes, None)]),
     "unsealed": descriptors_with(lambda at, regions: [file_of(regions[at].nbytes, 0)]),

@@ -58,6 +58,7 @@ OFFERS = {
     "two": "Count",
     "most": "Count",
     "same memory": "Duplicate",
+    "same descriptor": "Duplicate",
     "pipe": "Kind",
     "disk": "Kind",
     "unsealed": "Unsealed",
@@ -74,7 +75,7 @@ OFFERS = {
 }
 """By what the offering end does wrong: the error of the receiving one, less `Descriptor`."""
 
-LATER = {"index twice": 1, "overlap": 1, "same memory": 2}
+LATER = {"index twice": 1, "overlap": 1, "same memory": 2, "same descriptor": 2}
 """Faults that need frames before theirs."""
 
 ONE_SIDED = {"close", "silence", "kill"}
