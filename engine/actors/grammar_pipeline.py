@@ -1,0 +1,182 @@
+"""Which tokens each matcher has behind it, and which it is owed; specs/grammar_pipeline.toml.
+
+A step keeps tokens of constrained requests. Two paths may bring them to the matchers: the result path, when
+the step's results are told, and the barrier in front of the next masks. Whoever comes first advances; the
+other one finds nothing owed. Positions are counted from the request's first prompt token, so that tokens that
+are computed anew after a retraction aren't advanced over again.
+
+What a matcher is, this core doesn't know: its `Run` effects name the tokens.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import ClassVar
+
+import msgspec
+
+from engine.actors.core import Core, Run
+
+
+class Kept(msgspec.Struct, frozen=True):
+    """Tokens that a step keeps of a request.
+
+    first  position of the first one
+    ended  the last one ends the grammar
+    """
+
+    request: int
+    first: int
+    tokens: tuple[int, ...]
+    ended: bool = False
+
+
+class Entered(msgspec.Struct, frozen=True):
+    """A request's matcher. position: tokens that it counts as behind it, those of the prompt."""
+
+    request: int
+    position: int
+
+
+class Left(msgspec.Struct, frozen=True):
+    """The request's matcher isn't used any more."""
+
+    request: int
+
+
+class Began(msgspec.Struct, frozen=True):
+    """A step wants masks. anchors: tokens behind the first masked row of each request, prompt included."""
+
+    epoch: int
+    requests: tuple[int, ...]
+    anchors: tuple[int, ...]
+
+
+class Arrived(msgspec.Struct, frozen=True):
+    """The step's tokens may be advanced over."""
+
+    epoch: int
+
+
+class Barrier(msgspec.Struct, frozen=True):
+    """Masks of this step come next."""
+
+    epoch: int
+
+
+class Traversed(msgspec.Struct, frozen=True):
+    """Masks of this step are made."""
+
+    epoch: int
+
+
+class Retained(msgspec.Struct, frozen=True):
+    """What the step keeps; requests that keep nothing are left out."""
+
+    epoch: int
+    kept: tuple[Kept, ...]
+
+
+class GrammarPipeline(Core):
+    """Core of specs/grammar_pipeline.toml.
+
+    stands     request -> tokens behind its matcher      over   requests whose grammar has ended
+    owed       what was kept and isn't advanced over     owing  the step that kept it
+    epoch      of the last step that wanted masks
+    requests, anchors  of the step in hand; empty: there is none
+    """
+
+    SPEC: ClassVar[str] = "grammar_pipeline"
+    MESSAGES = sys.modules[__name__]
+    DATA: ClassVar[tuple[str, ...]] = ("stands", "over", "owed", "owing", "epoch", "requests", "anchors")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stands: dict[int, int] = {}
+        self.over: set[int] = set()
+        self.owed: tuple[Kept, ...] = ()
+        self.owing = 0
+        self.epoch = 0
+        self.requests: tuple[int, ...] = ()
+        self.anchors: tuple[int, ...] = ()
+
+    # ---- requests -----------------------------------------------------------------------------
+
+    def enter(self, msg: Entered) -> None:
+        """It stands behind the prompt."""
+        self.stands[msg.request] = msg.position
+
+    def is_not_in_hand(self, msg: Left) -> bool:
+        """I5: no step reads its matcher."""
+        return msg.request not in self.requests
+
+    def leave(self, msg: Left) -> None:
+        """Nothing is owed to it any more."""
+        self.stands.pop(msg.request, None)
+        self.over.discard(msg.request)
+        self.owed = tuple(kept for kept in self.owed if kept.request != msg.request)
+
+    # ---- a step -------------------------------------------------------------------------------
+
+    def has_their_matchers(self, msg: Began) -> bool:
+        """A later step, and each request has entered and is named once."""
+        known = all(request in self.stands for request in msg.requests)
+        return known and len(set(msg.requests)) == len(msg.requests) and msg.epoch > self.epoch
+
+    def begin(self, msg: Began) -> None:
+        """Its masks come next."""
+        self.epoch, self.requests, self.anchors = msg.epoch, msg.requests, msg.anchors
+
+    def reaches_the_anchors(self, msg: Barrier) -> bool:
+        """I1: with what is owed, each matcher has all tokens behind it that the step has, and no other."""
+        coming = {kept.request: len(kept.tokens) for kept in self.owed}
+        return msg.epoch == self.epoch and all(
+            self.stands[request] + coming.get(request, 0) == anchor
+            for request, anchor in zip(self.requests, self.anchors, strict=True)
+        )
+
+    def advance(self, msg: Barrier | Arrived) -> None:
+        """Pays what is owed, once."""
+        for kept in self.owed:
+            self.emit(Run(kept))
+            self.stands[kept.request] += len(kept.tokens)
+            if kept.ended:
+                self.over.add(kept.request)
+        self.owed = ()
+
+    def is_of_this_step(self, msg: Traversed) -> bool:
+        """Masks of another step would be wrong."""
+        return msg.epoch == self.epoch
+
+    def follows_the_anchors(self, msg: Retained) -> bool:
+        """The tokens follow what the masks were made for; nothing follows the end of a grammar (I6)."""
+        behind = dict(zip(self.requests, self.anchors, strict=True))
+        return msg.epoch == self.epoch and all(
+            behind.get(kept.request) == kept.first and kept.tokens and kept.request not in self.over
+            for kept in msg.kept
+        )
+
+    def owe(self, msg: Retained) -> None:
+        """For whichever path is first."""
+        self.owing, self.owed = msg.epoch, msg.kept
+        self.requests = self.anchors = ()
+
+    def is_owed(self, msg: Arrived) -> bool:
+        """Nobody was faster."""
+        return bool(self.owed) and msg.epoch == self.owing
+
+    # ---- invariants ---------------------------------------------------------------------------
+
+    def read_matchers_stand_at_their_anchors(self) -> bool:
+        """I1."""
+        if self.state not in ("traversing", "ready"):
+            return True
+        return not self.owed and [self.stands[request] for request in self.requests] == [*self.anchors]
+
+    def what_is_owed_follows(self) -> bool:
+        """GP1."""
+        return all(self.stands.get(kept.request) == kept.first for kept in self.owed)
+
+    def nothing_behind_an_end(self) -> bool:
+        """I6."""
+        return not any(kept.request in self.over for kept in self.owed)

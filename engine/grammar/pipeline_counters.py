@@ -1,0 +1,67 @@
+"""What the masks of steps cost and find, for metrics; no decision reads it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+
+import numpy as np
+
+from engine.grammar.matchers import DEAD, ENDED, FREE, MASKED, Traversed
+
+PHASES = ("draft_d2h", "barrier", "traverse", "mask_h2d", "wait")
+
+KINDS = {FREE: "free", MASKED: "masked", ENDED: "ended", DEAD: "dead"}
+
+PATH = "scalar batch"
+"""How chains are traversed: one call of the library after the other."""
+
+
+class PipelineCounters:
+    """Totals since the start. Each figure has one writing thread.
+
+    batches       steps with masks, by whether all of their requests got some
+    rows          by what a row's mask means
+    terminations  by how a constrained request's grammar came to its end
+    seconds       sum and number by phase
+    """
+
+    def __init__(self) -> None:
+        self.batches = {"complete": 0, "partial": 0}
+        self.rows = dict.fromkeys(KINDS.values(), 0)
+        self.terminations = {"complete": 0, "failed": 0}
+        self.seconds = dict.fromkeys(PHASES, 0.0)
+        self.times = dict.fromkeys(PHASES, 0)
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Measures what is done in the block."""
+        began_s = time.perf_counter()
+        yield
+        self.seconds[name] += time.perf_counter() - began_s
+        self.times[name] += 1
+
+    def made(self, walked: Traversed, failed: Collection[int]) -> None:
+        """A step's masks are there."""
+        self.batches["partial" if failed else "complete"] += 1
+        self.terminations["failed"] += len(failed)
+        for kind, count in enumerate(np.bincount(walked.kinds, minlength=len(KINDS)).tolist()):
+            self.rows[KINDS[kind]] += count
+
+    def ended(self, grammars: int) -> None:
+        """So many grammars ended with a step's tokens."""
+        self.terminations["complete"] += grammars
+
+    def figures(self) -> dict[str, float]:
+        """By metric name, with the label in braces."""
+        figures: dict[str, float] = {}
+        for name, label, values in (
+            ("dspark_grammar_batches_total", "outcome", self.batches),
+            ("dspark_grammar_rows_total", "outcome", self.rows),
+            ("dspark_grammar_terminations_total", "outcome", self.terminations),
+            ("dspark_grammar_seconds_sum", "phase", self.seconds),
+            ("dspark_grammar_seconds_count", "phase", self.times),
+        ):
+            figures.update((f'{name}{{{label}="{value}"}}', amount) for value, amount in values.items())
+        return figures

@@ -1,0 +1,63 @@
+"""One constrained request as the grammar thread has it: its matcher, and where its grammar begins."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.errors import GrammarDiverged, GrammarTooSlow
+from engine.grammar.matchers import Chain, Matcher
+
+
+class Constrained:
+    """Used by one thread at a time.
+
+    thinking  its tokens are free, and the grammar begins behind the token that ends the reasoning
+    fault     why it can't go on; empty: it can
+    """
+
+    __slots__ = ("_think_end", "fault", "matcher", "thinking")
+
+    def __init__(self, matcher: Matcher, think_end: int | None) -> None:
+        """think_end  token behind which the grammar begins; None: it begins with the output."""
+        self.matcher = matcher
+        self.thinking = think_end is not None
+        self.fault = ""
+        self._think_end = -1 if think_end is None else think_end
+
+    def advance(self, tokens: Sequence[int], budget_s: float) -> None:
+        """Takes verified tokens, once each. What goes wrong is its `fault`, and nobody else's."""
+        if self.thinking:
+            if self._think_end not in tokens:
+                return
+            tokens = tokens[tokens.index(self._think_end) + 1 :]
+            self.thinking = False
+        began_s = time.perf_counter()
+        try:
+            kept, _ = self.matcher.advance(tokens)
+        except GrammarDiverged as error:
+            self.fault = f"GrammarDiverged: {error}"
+            return
+        took_s = time.perf_counter() - began_s
+        if kept < len(tokens):
+            self.fault = f"GrammarDiverged: {len(tokens) - kept} tokens came behind the end of the grammar"
+        elif took_s > budget_s:
+            self.fault = str(too_slow(len(tokens), took_s, budget_s))
+
+    def chain(self, ids: NDArray[np.int32]) -> Chain:
+        """Its rows: anchor and drafts, int32[v]."""
+        if not self.thinking:
+            return Chain(self.matcher, ids)
+        ends = np.flatnonzero(ids[1:] == self._think_end)
+        return Chain(self.matcher, ids, int(ends[0]) + 1 if ends.size else len(ids))
+
+
+def too_slow(rows: int, took_s: float, budget_s: float) -> GrammarTooSlow:
+    """The error of a request whose grammar takes too long."""
+    return GrammarTooSlow(
+        f"GrammarTooSlow: {rows} tokens of the grammar took {took_s * 1000:.0f} ms, {budget_s * 1000:.0f} ms "
+        "are allowed"
+    )
