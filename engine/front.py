@@ -60,7 +60,9 @@ def start_grammars(process: Process, settings: Settings, served: Served) -> Gram
         cache_entries=settings.grammar_cache_entries,
         timeout_s=settings.grammar_timeout_s,
     )
-    vocabulary = vocabulary_of(served.tokenizer, served.bounds.vocab_size, stops)
+    marker = served.tokenizer.control_ids.get(served.encoding.strings.tokens["dsml"])
+    matched = () if marker is None else (marker,)
+    vocabulary = vocabulary_of(served.tokenizer, served.bounds.vocab_size, stops, matched)
     store = store_of(settings)
     told = WorkerSettings(vocabulary, store, settings.grammar_cache_disk_bytes)
     return start_service(process, limits, told)
