@@ -26,6 +26,7 @@ NAMES = {
     "ranks": "two ranks with shared experts against one rank, logit by logit",
     "nano": "what the shipped model can do",
     "cost-table": "what steps cost by requests and rows; saved for servers of this machine and model",
+    "grammar": "answers constrained by schemas: all valid, and throughput against free text",
     "traffic": "several ranks as one engine against one rank alone, answer for answer",
 }
 
@@ -40,9 +41,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--server-flags", default="", metavar="FLAGS", help="more flags for the server, in one string"
     )
     parser.add_argument(
-        "--speculative", default="", choices=("", "both"), help="offline: with drafts against without"
+        "--speculative",
+        default="",
+        choices=("", "both", "dspark"),
+        help="offline: both, with drafts against without; grammar: dspark, with drafts",
     )
-    parser.add_argument("--concurrency", type=int, default=1, help="offline: requests at a time (default 1)")
+    parser.add_argument(
+        "--concurrency", type=int, default=1, help="offline, grammar: requests at a time (default 1)"
+    )
     parser.add_argument(
         "--verify-mode",
         default="compact",

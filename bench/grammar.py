@@ -1,0 +1,276 @@
+"""`python -m engine bench grammar`: every answer obeys its schema, and what that costs.
+
+64 schemas, each bounded so that its longest text fits the request's limit, are asked of one engine,
+`--concurrency` requests at a time: once greedy and once sampled, and each answer must end by itself, parse,
+meet its schema by an independent validator, and stay the same when it is written and read again. Then greedy
+answers are timed against free text of the same prompts and lengths, interleaved; a ratio is the median of
+nine pairs. With `--speculative dspark` the engine drafts, and it fails where nothing was drafted; it fails, too,
+where a key was compiled twice, or was not compiled.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import anyio
+import numpy as np
+from numpy.typing import NDArray
+
+from api.gate import START, Wish, gate_of
+from api.grammars import constrained
+from api.handle import Engine
+from api.served import Served, load_served
+from bench.drafting import NothingDrafted, Recorder
+from bench.grammar_cases import Case, cases
+from engine.config import Settings
+from engine.errors import EngineError
+from engine.grammar.gate import GatePolicy
+from engine.grammar.service import GrammarService
+from engine.local import engine_of, prepare_environment
+from engine.messages import ABORTED, FAILED, STOP_EOS, Delta, Entry, Sampling
+
+PAIRS = 9
+TEMPERATURES = (0.0, 1.0)
+"""Of the answers that are validated."""
+
+
+class NotCompiledOnce(EngineError):
+    """The cache or the sharing of compiles did not work as it should."""
+
+
+class Invalid(EngineError):
+    """An answer that a grammar constrained doesn't obey its schema."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One request: its schema, the prompt that asks for such a value, and its grammar."""
+
+    case: Case
+    prompt: bytes
+    wish: Wish
+
+
+@dataclass
+class Answer:
+    """What came of one request. `drafts`: rounds, drafted tokens verified, accepted."""
+
+    text: str = ""
+    tokens: int = 0
+    finish: int = 0
+    wait_s: float = 0.0
+    drafts: NDArray[np.int64] = field(default_factory=lambda: np.zeros(3, np.int64))
+
+
+@dataclass
+class Pass:
+    """All requests once."""
+
+    answers: list[Answer]
+    seconds: float
+
+    @property
+    def tokens(self) -> int:
+        """Given out."""
+        return sum(answer.tokens for answer in self.answers)
+
+    @property
+    def speed(self) -> float:
+        """Tokens a second."""
+        return self.tokens / self.seconds
+
+
+def run(args: argparse.Namespace) -> dict[str, Any]:
+    """Figures; raises Invalid, NotCompiledOnce, NothingDrafted."""
+    with TemporaryDirectory(prefix="grammar-bench-") as folder:
+        settings = Settings(
+            model_path=args.model_path,
+            device=args.device,
+            dtype=args.dtype,
+            threads=1,
+            speculative_algorithm="DSPARK" if args.speculative else "",
+            speculative_verify_mode=args.verify_mode,
+            grammar_cache_dir=folder,
+        )
+        prepare_environment(settings)
+        return anyio.run(_measure, settings, args.concurrency, 3 if args.quick else PAIRS)
+
+
+async def _measure(settings: Settings, concurrency: int, pairs: int) -> dict[str, Any]:
+    served, parts = load_served(settings, 0), Recorder()
+    began_s = time.perf_counter()
+    asked = await requests(served, settings)
+    gate_s = time.perf_counter() - began_s
+    async with engine_of(settings, served, parts, grammars=True) as engine:
+        assert engine.grammars is not None
+        checked = [await passed(engine, asked, concurrency, temperature) for temperature in TEMPERATURES]
+        out = validity(asked, [answer for one in checked for answer in one.answers])
+        out |= compiles(engine.grammars, asked)
+        lengths = [answer.tokens for answer in checked[0].answers]
+        await passed(engine, asked, concurrency, lengths=lengths)
+        told = []
+        for number in range(pairs):
+            told.append(await pair(engine, asked, concurrency, lengths, number % 2 == 0))
+            print(f"pair {number + 1} of {pairs}: {told[-1][0].speed / told[-1][1].speed:.3f}", flush=True)
+        out |= costs(told, engine.grammars, checked, gate_s)
+    out |= {"concurrency": concurrency, "speculative": bool(settings.speculative_algorithm)}
+    if settings.speculative_algorithm and not out["draft_tokens"]:
+        raise NothingDrafted(f"no token of {out['tokens']} was drafted")
+    return {name: round(value, 4) if isinstance(value, float) else value for name, value in out.items()}
+
+
+async def requests(served: Served, settings: Settings) -> list[Asked]:
+    """One for each schema, which the prompt shows as the model's chat format has it."""
+    gate = gate_of(GatePolicy(whitespace=settings.whitespace), served.encoding, served.tokenizer)
+    found = []
+    for case in cases():
+        wanted = {"type": "json_schema", "json_schema": {"name": "value", "schema": case.schema}}
+        messages = [{"role": "user", "content": f"Give an example, number {case.number}."}]
+        segments = served.encoding.segments(messages, response_format=wanted)
+        wish = await gate.wish({"response_format": wanted}, root=START)
+        assert wish is not None
+        prompt = np.array(served.tokenizer.encode_segments(segments), np.int32)
+        found.append(Asked(case, prompt.tobytes(), wish))
+    return found
+
+
+async def pair(
+    engine: Engine, asked: Sequence[Asked], concurrency: int, lengths: Sequence[int], first: bool
+) -> tuple[Pass, Pass]:
+    """(constrained, free) greedy passes of the same prompts and lengths. `first`: the constrained one is."""
+    if first:
+        bound = await passed(engine, asked, concurrency)
+        return bound, await passed(engine, asked, concurrency, lengths=lengths)
+    free = await passed(engine, asked, concurrency, lengths=lengths)
+    return await passed(engine, asked, concurrency), free
+
+
+async def passed(
+    engine: Engine,
+    asked: Sequence[Asked],
+    concurrency: int,
+    temperature: float = 0.0,
+    lengths: Sequence[int] | None = None,
+) -> Pass:
+    """All requests, so many at a time; with `lengths` free text of those lengths, else constrained."""
+    answers = [Answer() for _ in asked]
+    limit = anyio.CapacityLimiter(concurrency)
+
+    async def one(place: int) -> None:
+        async with limit:
+            length = lengths[place] if lengths is not None else None
+            await _answer(engine, asked[place], answers[place], temperature, length)
+
+    began_s = time.perf_counter()
+    async with anyio.create_task_group() as tasks:
+        for place in range(len(asked)):
+            tasks.start_soon(one, place)
+    return Pass(answers, time.perf_counter() - began_s)
+
+
+async def _answer(
+    engine: Engine, asked: Asked, answer: Answer, temperature: float, length: int | None
+) -> None:
+    free = length is not None
+    sampling = Sampling(
+        max_new_tokens=asked.case.longest + 1 if length is None else length,
+        temperature=temperature,
+        seed=asked.case.number,
+        ignore_eos=free,
+    )
+    entry = Entry(sink=0, prompt=asked.prompt, sampling=sampling)
+    began_s = time.perf_counter()
+    async with constrained(engine.grammars, [entry], [None if free else asked.wish]) as entries:
+        answer.wait_s = time.perf_counter() - began_s
+        group = await engine.submit(entries)
+    while deltas := await group.take():
+        for delta in deltas:
+            _keep(delta, answer)
+
+
+def _keep(delta: Delta, answer: Answer) -> None:
+    if delta.finish in (ABORTED, FAILED):
+        raise EngineError(f"a request ended with {delta.finish}: {delta.message}")
+    answer.text += delta.text
+    answer.tokens += len(delta.token_ids)
+    answer.finish = delta.finish
+    answer.drafts += np.array(delta.drafts)
+
+
+# ---- figures ------------------------------------------------------------------------------------
+
+
+def fault_of(schema: dict[str, Any], text: str) -> str:
+    """What is wrong with an answer; empty for nothing."""
+    from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
+
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        return f"is not JSON: {error}"
+    validator = Draft202012Validator(schema, format_checker=Draft202012Validator.FORMAT_CHECKER)
+    fault = next(validator.iter_errors(value), None)
+    if fault is not None:
+        return f"breaks its schema: {fault.message}"
+    canonical = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    again = json.loads(canonical)
+    same = again == value and json.dumps(again, ensure_ascii=False, separators=(",", ":")) == canonical
+    return "" if same else "is another value when it is written and read again"
+
+
+def validity(asked: Sequence[Asked], answers: Sequence[Answer]) -> dict[str, Any]:
+    """How many answers obey. raises Invalid for one that ended by itself and doesn't."""
+    faults = [fault_of(asked[i % len(asked)].case.schema, answer.text) for i, answer in enumerate(answers)]
+    whole = [answer.finish == STOP_EOS for answer in answers]
+    for i, (fault, ended) in enumerate(zip(faults, whole, strict=True)):
+        if fault and ended:
+            raise Invalid(f"schema {i % len(asked)}: {answers[i].text[:200]!r} {fault}")
+    valid = [ended and not fault for fault, ended in zip(faults, whole, strict=True)]
+    return {
+        "answers": len(answers),
+        "valid_fraction": sum(valid) / len(valid),
+        "accepted_but_invalid": 0,
+        "distinct_texts": len({answer.text for answer in answers}),
+    }
+
+
+def compiles(service: GrammarService, asked: Sequence[Asked]) -> dict[str, Any]:
+    """raises NotCompiledOnce where a key has another number of compiles than one."""
+    distinct = len({one.wish.key.digest for one in asked})
+    counts = service.cores[-1].counts
+    made = int(counts["compile"])
+    if made != distinct:
+        raise NotCompiledOnce(f"{distinct} keys were compiled {made} times")
+    return {"distinct_keys": distinct, "compiles": made, "resolutions": int(counts["wanted"])}
+
+
+def costs(
+    told: Sequence[tuple[Pass, Pass]], service: GrammarService, checked: Sequence[Pass], gate_s: float
+) -> dict[str, Any]:
+    """Throughputs and the time of each phase."""
+    ratios = [bound.speed / free.speed for bound, free in told]
+    low, middle, high = statistics.quantiles(ratios, n=4)
+    answers = [answer for bound, _ in told for answer in bound.answers]
+    drafts = np.sum([answer.drafts for answer in answers], axis=0)
+    phases = service.counters.phases
+    return {
+        "ratio": middle,
+        "ratio_low": low,
+        "ratio_high": high,
+        "tokens": sum(bound.tokens for bound, _ in told),
+        "constrained_tokens_per_s": statistics.median(bound.speed for bound, _ in told),
+        "free_tokens_per_s": statistics.median(free.speed for _, free in told),
+        "draft_tokens": int(drafts[1]),
+        "accept_rate": float(drafts[2] / max(drafts[1], 1)),
+        "gate_ms": 1e3 * gate_s / len(checked[0].answers),
+        "first_wait_ms": 1e3 * statistics.median(answer.wait_s for answer in checked[0].answers),
+        "cached_wait_ms": 1e3 * statistics.median(answer.wait_s for answer in answers),
+        **{f"{name}_ms": 1e3 * one.total_s / one.count for name, one in phases.items() if one.count},
+    }
