@@ -128,8 +128,9 @@ class Rank:
             early = self._heard == epoch
             begin = time.perf_counter_ns()
             self.lines.offer(STEP, epoch, WANTS)
-            self.beyond += early or self._heard < epoch
-            await self._until(epoch)
+            if early or self._heard < epoch:
+                self.beyond += 1
+                await self._until(epoch)
             if not early:
                 book[kept] = self._delivered_ns - begin
                 kept += 1
