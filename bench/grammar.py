@@ -4,8 +4,8 @@
 `--concurrency` requests at a time: once greedy and once sampled, and each answer must end by itself, parse,
 meet its schema by an independent validator, and stay the same when it is written and read again. Then greedy
 answers are timed against free text of the same prompts and lengths, interleaved; a ratio is the median of
-nine pairs. With `--speculative dspark` the engine drafts, and it fails where nothing was drafted; it fails, too,
-where a key was compiled twice, or was not compiled.
+nine pairs. With `--speculative dspark` the engine drafts, and it fails where nothing was drafted; it fails,
+too, where a key was compiled twice, or not at all.
 """
 
 from __future__ import annotations
