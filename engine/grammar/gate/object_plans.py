@@ -107,6 +107,9 @@ def object_plans(one: Obj, expansion: Expansion, *, open_objects: bool) -> Itera
     says = any(part.rest is not None for part in one.members)
     closed = any(part.named for part in one.members) and not (says or open_objects)
     others = () if closed else tuple(_others(one, names, keys if one.keys else [Str()]))
+    if others and one.low > len(names) + 1:
+        why = "other keys may repeat, so at most one member more than are listed can be demanded"
+        raise GrammarRefused(f"minProperties of {one.low} isn't enforced: {why}")
     for ways in _ways(one.needs, names):
         asked = [need for need, name in zip(one.needs, ways, strict=True) if name is None]
         must = tuple(_meeting(others, asked)) if asked else ()

@@ -26,6 +26,7 @@ from tests.grammar.gate.oracle import accepts, compiled
         ({"not": {"unevaluatedItems": False}}, "/not/unevaluatedItems"),
         ({"oneOf": [{"format": "date"}, {"type": "string"}]}, "/oneOf"),
         ({"multipleOf": 0}, "/multipleOf"),
+        ({"$defs": {"m": {"type": "object", "minProperties": 2}}, "$ref": "#/$defs/m"}, "/"),
         ({"multipleOf": 123457}, "/multipleOf"),
         ({"minLength": -1}, "/minLength"),
         ({"maxLength": 1.5}, "/maxLength"),
