@@ -206,7 +206,10 @@ def plainly_empty(alternative: Num | Str) -> bool:
     if isinstance(alternative, Num):
         return bool(alternative.conditions) and spellings(alternative.conditions).empty
     try:
-        return bool(alternative.matches) and texts_meeting(alternative).empty
+        if not alternative.matches:
+            return False
+        dfa = texts_of(alternative.matches)
+        return dfa.empty or not dfa.has_length(alternative.low, alternative.high)
     except GrammarRefused:
         return False  # too large to know; it is refused, or written as it stands, where it is used
 

@@ -71,6 +71,21 @@ class Dfa:
             size += 1
         return max(shortest, 0), None if reached else last
 
+    def has_length(self, low: int, high: int | None) -> bool:
+        """Whether some text has `low` to `high` characters; yes where finding out would take too long."""
+        shortest, longest = self.lengths()
+        if (high is not None and shortest > high) or (longest is not None and longest < low):
+            return False
+        # A long text can be cut by a loop of at most as many characters as there are states.
+        if high is None or high - low >= len(self.rows) or high * len(self.rows) > MAX_WORK:
+            return True
+        reached = {0}
+        for size in range(high + 1):
+            if size >= low and any(self.accepting[state] for state in reached):
+                return True
+            reached = {target for state in reached for _, _, target in self.rows[state]}
+        return False
+
     def accepts(self, text: str) -> bool:
         """Whether the whole text is in the language."""
         state = 0
@@ -110,11 +125,12 @@ def explore(
 
 def minimal(rows: list[list[tuple[int, int, int]]], accepting: list[bool]) -> Dfa:
     """Equal states merged (Moore), dead states dropped."""
-    alive = _alive(rows, accepting)
-    rows = [[entry for entry in row if alive[entry[2]]] for row in rows]
-    classes = [int(flag) for flag in accepting]
+    # Equal states are equally far from an end: classes by distance spare most rounds of long counters.
+    classes = _distances(rows, accepting)
+    rows = [[entry for entry in row if classes[entry[2]] >= 0] for row in rows]
     count = len(set(classes))
     while True:
+        _spend(len(rows) // 4)
         seen: dict[tuple[int, Row], int] = {}
         classes = [
             seen.setdefault((classes[i], _joined(row, classes)), len(seen)) for i, row in enumerate(rows)
@@ -133,20 +149,20 @@ def minimal(rows: list[list[tuple[int, int, int]]], accepting: list[bool]) -> Df
     return Dfa(tuple(_joined(rows[m], named) for m in members), tuple(accepting[m] for m in members))
 
 
-def _alive(rows: list[list[tuple[int, int, int]]], accepting: list[bool]) -> list[bool]:
-    """Which states can still accept."""
+def _distances(rows: list[list[tuple[int, int, int]]], accepting: list[bool]) -> list[int]:
+    """Characters from each state to the nearest end; -1 where there is none."""
     before: list[list[int]] = [[] for _ in rows]
     for source, row in enumerate(rows):
         for _, _, target in row:
             before[target].append(source)
-    alive = list(accepting)
+    distances = [0 if flag else -1 for flag in accepting]
     todo = [i for i, flag in enumerate(accepting) if flag]
-    while todo:
-        for source in before[todo.pop()]:
-            if not alive[source]:
-                alive[source] = True
+    for state in todo:
+        for source in before[state]:
+            if distances[source] < 0:
+                distances[source] = distances[state] + 1
                 todo.append(source)
-    return alive
+    return distances
 
 
 def _joined(row: Sequence[tuple[int, int, int]], classes: list[int]) -> Row:
