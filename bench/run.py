@@ -20,6 +20,7 @@ NAMES = {
     "machine": "the compiled table against the library, one event",
     "mailbox": "tells, asks, links and the device thread",
     "exchange": "two ranks of a host tell each other their wants, against gloo",
+    "descriptors": "memory of one process in another one by descriptors; with --device cuda of two GPUs",
     "offline": "the engine against transformers on the same weights, token for token",
     "serve": "a server under load: throughput, time to first token and between tokens",
     "cuda": "the model on an NVIDIA device against itself on the CPU",
@@ -55,7 +56,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=("static", "cap-accept", "compact"),
         help="offline: of drafts",
     )
-    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"), help="offline, with drafts")
+    parser.add_argument(
+        "--device", default="cpu", choices=("cpu", "cuda"), help="offline, with drafts; descriptors"
+    )
     parser.add_argument(
         "--dtype", default="float32", choices=("float32", "bfloat16"), help="offline, with drafts"
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from engine.errors import DescriptorCount, DescriptorSpan
 
@@ -90,7 +90,10 @@ class Region(Protocol):
         """Unmaps and releases it; a second time does nothing. raises RegionInUse while views of it live."""
 
 
-class Importer(Protocol):
+R_co = TypeVar("R_co", bound=Region, covariant=True)
+
+
+class Importer(Protocol[R_co]):
     """How the receiver checks and maps one kind of memory."""
 
     @property
@@ -101,5 +104,5 @@ class Importer(Protocol):
     def same(self, one: int, other: int) -> bool:
         """Whether two descriptors stand for the same memory."""
 
-    def adopt(self, descriptor: int, nbytes: int, device_uuid: bytes) -> Region:
+    def adopt(self, descriptor: int, nbytes: int, device_uuid: bytes) -> R_co:
         """Maps it; the descriptor stays the caller's."""

@@ -13,6 +13,7 @@ import os
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
+from typing import TypeVar, overload
 
 from engine import errors
 from engine.errors import DescriptorError, EngineError
@@ -26,13 +27,20 @@ _TELL_S = 1.0
 """To tell a fault; who doesn't take it in time finds the connection closed."""
 
 
-class Regions(Sequence[Region]):
+R = TypeVar("R", bound=Region)
+
+
+class Regions(Sequence[R]):
     """What was received, by index."""
 
-    def __init__(self, regions: Sequence[Region]) -> None:
+    def __init__(self, regions: Sequence[R]) -> None:
         self._regions = list(regions)
 
-    def __getitem__(self, index):  # type: ignore[no-untyped-def]
+    @overload
+    def __getitem__(self, index: int) -> R: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[R]: ...
+    def __getitem__(self, index: int | slice) -> R | list[R]:
         return self._regions[index]
 
     def __len__(self) -> int:
@@ -41,7 +49,7 @@ class Regions(Sequence[Region]):
     def close(self) -> None:
         """Closes all, the last first. Goes on after an error, keeps what couldn't close, raises the first."""
         first: EngineError | None = None
-        kept: list[Region] = []
+        kept: list[R] = []
         for region in reversed(self._regions):
             try:
                 region.close()
@@ -78,8 +86,8 @@ def offer(
 
 
 def accept(
-    connection: Connection, expected: Layout, importer: Importer, within_s: float = WITHIN_S
-) -> Regions:
+    connection: Connection, expected: Layout, importer: Importer[R], within_s: float = WITHIN_S
+) -> Regions[R]:
     """Receives and maps exactly the expected batch. raises DescriptorError; then the connection is closed."""
     deadline_s = time.monotonic() + within_s
     with ExitStack() as mapped:
@@ -97,11 +105,11 @@ def accept(
 
 
 def _adopted(
-    connection: Connection, expected: Layout, importer: Importer, deadline_s: float, mapped: ExitStack
-) -> list[Region]:
+    connection: Connection, expected: Layout, importer: Importer[R], deadline_s: float, mapped: ExitStack
+) -> list[R]:
     if importer.kind != expected.kind:
         raise errors.DescriptorKind(f"{importer.kind.name} can't be had from {expected.kind.name}")
-    regions: list[Region] = []
+    regions: list[R] = []
     with ExitStack() as opened:
         descriptors = _received(connection, expected, importer, deadline_s, opened)
         for descriptor, (_, size) in zip(descriptors, expected.spans, strict=True):
@@ -111,7 +119,7 @@ def _adopted(
 
 
 def _received(
-    connection: Connection, expected: Layout, importer: Importer, deadline_s: float, opened: ExitStack
+    connection: Connection, expected: Layout, importer: Importer[R], deadline_s: float, opened: ExitStack
 ) -> list[int]:
     """A checked descriptor for each span; `opened` closes them."""
     frames: list[Frame] = []
