@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from engine import config
+from engine import config_sources
+from engine.config import Settings
 from engine.errors import ConfigError
 from engine.local import prepare_environment
 
@@ -22,12 +23,12 @@ ROUNDS, QUICK_ROUNDS = 10, 3
 """One more than is counted."""
 
 
-def settings_of(model_path: str, flags: str) -> config.Settings:
+def settings_of(model_path: str, flags: str) -> Settings:
     """A server's settings with drafts; raises ConfigError for several ranks."""
     parser = argparse.ArgumentParser()
-    config.add_arguments(parser)
+    config_sources.add_flags(parser)
     arguments = ["--model-path", model_path, "--speculative-algorithm", "DSPARK", *shlex.split(flags)]
-    settings = config.from_arguments(parser.parse_args(arguments))
+    settings, _ = config_sources.resolve(parser.parse_args(arguments))
     if settings.dp_size > 1:
         raise ConfigError(
             f"--dp-size is {settings.dp_size}: servers of several ranks measure when they start"

@@ -1,13 +1,11 @@
 """Every setting of a server, with its unit, its default and the flag that sets it.
 
-`Settings` is the one place that knows defaults; `add_arguments` turns it into flags and `from_arguments`
-reads them back, so a flag can't exist without a field, nor a field without a help text.
+`Settings` is the one place that knows defaults; flags, variables and keys of files are made from its fields
+in `engine/config_sources.py`, so none of them can exist without a field, nor a field without a help text.
 """
 
 from __future__ import annotations
 
-import argparse
-import dataclasses
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -183,28 +181,3 @@ class Settings:
     def model_name(self) -> str:
         """The name that clients use."""
         return self.served_model_name or Path(self.model_path).resolve().name
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """One flag a field, in the field's order, with its default in the help."""
-    for item in dataclasses.fields(Settings):
-        names = ("--" + item.name.replace("_", "-"), *item.metadata["names"])
-        say = item.metadata["say"]
-        if isinstance(item.default, bool):
-            parser.add_argument(*names, dest=item.name, action="store_true", default=item.default, help=say)
-            continue
-        shown = "" if item.default in ("", 0) else f" (default {item.default})"
-        parser.add_argument(
-            *names,
-            dest=item.name,
-            type=type(item.default),
-            default=item.default,
-            choices=item.metadata["choices"] or None,
-            metavar=None if item.metadata["choices"] else item.name.upper(),
-            help=say.replace("%", "%%") + shown,
-        )
-
-
-def from_arguments(args: argparse.Namespace) -> Settings:
-    """The settings that these parsed flags say; ConfigError names a bad value."""
-    return Settings(**{item.name: getattr(args, item.name) for item in dataclasses.fields(Settings)})

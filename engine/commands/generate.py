@@ -12,8 +12,9 @@ import numpy as np
 
 from api.handle import Engine
 from api.served import Served, load_served
-from engine.config import Settings, from_arguments
-from engine.config import add_arguments as add_settings
+from engine.config import Settings
+from engine.config_sources import add_arguments as add_settings
+from engine.config_sources import printed, resolve
 from engine.errors import BadRequest, ConfigError, EngineError
 from engine.local import local_engine, prepare_environment
 from engine.messages import ABORTED, FAILED, Entry, Sampling
@@ -39,9 +40,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Prints one output a prompt, in their order; returns the exit code."""
-    prompts = args.prompt or [line.rstrip("\n") for line in sys.stdin if line.strip()]
     try:
-        settings = from_arguments(args)
+        settings, sources = resolve(args)
+        if args.print_config:
+            print(printed(settings, sources), end="")
+            return DONE
+        prompts = args.prompt or [line.rstrip("\n") for line in sys.stdin if line.strip()]
         if settings.dp_size != 1:
             raise ConfigError(f"--dp-size is {settings.dp_size}, but generate runs one rank; use serve")
         prepare_environment(settings)

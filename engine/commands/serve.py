@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from engine.config import add_arguments, from_arguments
-from engine.launch import REFUSED, serve
+from engine.config_sources import add_arguments, printed, resolve
+from engine.launch import CLEAN, REFUSED, serve
 from engine.rank_process import sayer
 
 __all__ = ["add_arguments", "run"]
@@ -16,7 +16,11 @@ def run(args: argparse.Namespace) -> int:
     from engine.errors import ConfigError
 
     try:
-        return serve(from_arguments(args))
+        settings, sources = resolve(args)
+        if args.print_config:
+            print(printed(settings, sources), end="")
+            return CLEAN
+        return serve(settings)
     except ConfigError as error:
         sayer("api")(str(error))
         return REFUSED
