@@ -10,7 +10,7 @@ from urllib.parse import unquote, urljoin
 from engine.grammar.gate.jsontext import Limits, step
 from engine.grammar.gate.refusals import GrammarRefused
 
-DIALECTS = re.compile(r"https?://json-schema\.org/(draft/20(19-09|20-12)|draft-0[467])/schema#?\Z")
+DIALECTS = re.compile(r"https?://json-schema\.org/((draft/20(19-09|20-12)|draft-0[467])/)?schema#?\Z")
 
 _ONE = ("additionalItems", "additionalProperties", "contains", "else", "if", "items", "not", "propertyNames")
 _ONE_MORE = ("then", "unevaluatedItems", "unevaluatedProperties", "contentSchema")
