@@ -3,8 +3,10 @@
 Host memory always; with `--device cuda` also device memory between the first two GPUs: this process makes it
 on GPU 0, another one maps it, reads and writes it from GPU 1 and from GPU 0, bit for bit, and refuses what it
 should. `*_batch_*`: from the call of `offer` until the other process has checked and mapped all and said so.
-`device_copy_gbs_by_gpu`: 256 MiB copied out of the shared memory by kernels of that GPU. Fails on a wrong bit,
-on a descriptor left open, on device memory that isn't given back, and where something isn't refused.
+`device_copy_gbs_by_gpu`: 256 MiB copied out of the shared memory by kernels of that GPU.
+
+Fails on a wrong bit, a descriptor left open, device memory that isn't given back, and what should have been
+refused and wasn't.
 """
 
 from __future__ import annotations

@@ -74,10 +74,10 @@ def offer(
         for index, region in enumerate(regions):
             descriptor = region.export()
             try:
-                connection.send(_frame(connection, layout, index), [descriptor], deadline_s)
+                connection.send(frame_of(connection, layout, index), [descriptor], deadline_s)
             finally:
                 os.close(descriptor)
-        _take_answer(connection, layout, deadline_s)
+        take_answer(connection, layout, deadline_s)
     except DescriptorError as error:
         raise _given_up(connection, layout, error) from error
     except BaseException:
@@ -94,7 +94,7 @@ def accept(
         try:
             regions = _adopted(connection, expected, importer, deadline_s, mapped)
             connection.check_peer()
-            connection.send(_answer(connection, expected, 0), (), deadline_s)
+            connection.send(answer_to(connection, expected, 0), (), deadline_s)
         except DescriptorError as error:
             raise _given_up(connection, expected, error) from error
         except BaseException:
@@ -142,7 +142,8 @@ def _received(
     return descriptors
 
 
-def _take_answer(connection: Connection, layout: Layout, deadline_s: float) -> None:
+def take_answer(connection: Connection, layout: Layout, deadline_s: float) -> None:
+    """Returns where the far end has the whole batch. raises DescriptorError."""
     answer, found = connection.receive(deadline_s)
     for descriptor in found:
         os.close(descriptor)
@@ -172,23 +173,25 @@ def _heard_instead(connection: Connection, layout: Layout, error: DescriptorErro
     until_s = time.monotonic() + _TELL_S
     if not isinstance(error, (errors.DescriptorClosed, errors.DescriptorPeerDead)):
         with suppress(DescriptorError):
-            connection.send(_answer(connection, layout, CODES.index(type(error))), (), until_s)
+            connection.send(answer_to(connection, layout, CODES.index(type(error))), (), until_s)
         return error
     for _ in range(2):  # the first may only take the news that the connection is broken
         try:
-            _take_answer(connection, layout, until_s)
+            take_answer(connection, layout, until_s)
         except DescriptorError as told:
             if told.rank == connection.peer_rank:
                 return told
     return error
 
 
-def _frame(connection: Connection, layout: Layout, index: int) -> Frame:
+def frame_of(connection: Connection, layout: Layout, index: int) -> Frame:
+    """The frame that goes with region `index`."""
     offset, size = layout.spans[index]
     return _with(connection, layout, int(layout.kind), 0, index, offset, size)
 
 
-def _answer(connection: Connection, layout: Layout, code: int) -> Frame:
+def answer_to(connection: Connection, layout: Layout, code: int) -> Frame:
+    """What ends a batch: 0 for success, else an error's number in CODES."""
     return _with(connection, layout, ANSWER, code, 0, 0, 0)
 
 

@@ -18,7 +18,7 @@ from typing import Any
 from engine.errors import DescriptorClosed, DescriptorForked
 from engine.transport import Layout, Region
 from engine.transport.connections import Connection
-from engine.transport.descriptors import _answer, _frame, _take_answer, offer
+from engine.transport.descriptors import answer_to, frame_of, offer, take_answer
 from engine.transport.frames import ANSWER, Frame
 from engine.transport.memory import SEALS
 
@@ -28,19 +28,21 @@ Way = Callable[[dict[str, Any], Connection, Layout, Sequence[Region]], None]
 def good(end: Connection, layout: Layout, regions: Sequence[Region], count: int) -> None:
     """The first `count` frames, as they should be."""
     for index in range(count):
-        put(end, _frame(end, layout, index), [regions[index].export()])
+        put(end, frame_of(end, layout, index), [regions[index].export()])
 
 
-def put(end: Connection, frame: Frame, descriptors: list[int]) -> None:
+def put(end: Connection, frame: Frame, descriptors: list[int], deadline_s: float | None = None) -> None:
     """Sends, and closes what it has sent."""
-    end.send(frame, descriptors, time.monotonic() + 5)
-    for descriptor in descriptors:
-        os.close(descriptor)
+    try:
+        end.send(frame, descriptors, deadline_s or time.monotonic() + 5)
+    finally:
+        for descriptor in descriptors:
+            os.close(descriptor)
 
 
 def hear(end: Connection, layout: Layout) -> None:
     """Takes the answer, which raises what the far end found."""
-    _take_answer(end, layout, time.monotonic() + 5)
+    take_answer(end, layout, time.monotonic() + 5)
 
 
 def frame_with(change: Callable[[Frame, Layout], Frame]) -> Way:
@@ -49,7 +51,7 @@ def frame_with(change: Callable[[Frame, Layout], Frame]) -> Way:
     def way(plan: dict[str, Any], end: Connection, layout: Layout, regions: Sequence[Region]) -> None:
         at = plan["at"]
         good(end, layout, regions, at)
-        put(end, change(_frame(end, layout, at), layout), [regions[at].export()])
+        put(end, change(frame_of(end, layout, at), layout), [regions[at].export()])
         hear(end, layout)
 
     return way
@@ -61,7 +63,7 @@ def bytes_with(change: Callable[[bytes], bytes]) -> Way:
     def way(plan: dict[str, Any], end: Connection, layout: Layout, regions: Sequence[Region]) -> None:
         at = plan["at"]
         good(end, layout, regions, at)
-        data, descriptor = change(_frame(end, layout, at).encode()), regions[at].export()
+        data, descriptor = change(frame_of(end, layout, at).encode()), regions[at].export()
         end._socket.sendmsg([data], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [descriptor]))])
         os.close(descriptor)
         hear(end, layout)
@@ -75,7 +77,7 @@ def descriptors_with(make: Callable[[int, Sequence[Region]], list[int]]) -> Way:
     def way(plan: dict[str, Any], end: Connection, layout: Layout, regions: Sequence[Region]) -> None:
         at = plan["at"]
         good(end, layout, regions, at)
-        put(end, _frame(end, layout, at), make(at, regions))
+        put(end, frame_of(end, layout, at), make(at, regions))
         hear(end, layout)
 
     return way
@@ -94,17 +96,17 @@ def ends_with(end_it: Callable[[Connection], None]) -> Way:
 def the_first_again(plan: dict[str, Any], end: Connection, layout: Layout, regions: Sequence[Region]) -> None:
     """The last frame brings the first one's very descriptor."""
     first = regions[0].export()
-    put(end, _frame(end, layout, 0), [os.dup(first)])
+    put(end, frame_of(end, layout, 0), [os.dup(first)])
     for index in range(1, plan["at"]):
-        put(end, _frame(end, layout, index), [regions[index].export()])
-    put(end, _frame(end, layout, plan["at"]), [first])
+        put(end, frame_of(end, layout, index), [regions[index].export()])
+    put(end, frame_of(end, layout, plan["at"]), [first])
     hear(end, layout)
 
 
 def by_a_child(plan: dict[str, Any], end: Connection, layout: Layout, regions: Sequence[Region]) -> None:
     """A forked child sends in its parent's place: the library refuses, so it does it by hand."""
     good(end, layout, regions, plan["at"])
-    frame, descriptor = _frame(end, layout, plan["at"]), regions[plan["at"]].export()
+    frame, descriptor = frame_of(end, layout, plan["at"]), regions[plan["at"]].export()
     child = os.fork()
     if child == 0:
         refused = 0
@@ -221,7 +223,7 @@ def answer(fault: str, plan: dict[str, Any], end: Connection, layout: Layout) ->
     for _ in range(plan["at"]):
         for descriptor in end.receive(time.monotonic() + 5)[1]:
             os.close(descriptor)
-    good_answer = _answer(end, layout, 0)
+    good_answer = answer_to(end, layout, 0)
     if fault == "kill":
         _kill(end)
     elif fault == "silence":

@@ -4,7 +4,8 @@
  * A shareable handle is one end of a socket pair in whose queue the memfd waits: as with the real driver, it is no
  * plain file, each export opens one of its own, and an import leaves it as it was.
  *
- * `standin_fail` makes the n-th call of a name from now on fail. Devices 0 and 1 reach each other, 2 reaches nobody.
+ * `standin_fail` makes the n-th call of a name from now on fail. Devices 0 and 1 reach each other, 2 reaches
+ * nobody.
  */
 #define _GNU_SOURCE
 #include <cuda.h>
@@ -25,7 +26,11 @@
 #define TAIL 4096
 
 static int contexts[DEVICES];
-static struct { CUdeviceptr at; size_t size; size_t mapped; } ranges[MOST];
+static struct {
+    CUdeviceptr at;
+    size_t size;
+    size_t mapped;
+} ranges[MOST];
 static char failing[64];
 static int left;
 
@@ -38,15 +43,24 @@ int standin_ranges(void) {
 void standin_fail(const char* name, int nth) { snprintf(failing, sizeof failing, "%s", name), left = nth; }
 
 static int fails(const char* name) { return !strcmp(name, failing) && --left == 0; }
-#define ENTER if (fails(__func__)) return CUDA_ERROR_OUT_OF_MEMORY
-#define NEED(condition) if (!(condition)) return CUDA_ERROR_INVALID_VALUE
+#define ENTER \
+    if (fails(__func__)) return CUDA_ERROR_OUT_OF_MEMORY
+#define NEED(condition) \
+    if (!(condition)) return CUDA_ERROR_INVALID_VALUE
 
-CUresult cuInit(unsigned int flags) { ENTER; return flags ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS; }
+CUresult cuInit(unsigned int flags) {
+    ENTER;
+    return flags ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
+}
 CUresult cuGetErrorName(CUresult error, const char** text) {
     *text = error == CUDA_ERROR_INVALID_VALUE ? "CUDA_ERROR_INVALID_VALUE" : "CUDA_ERROR_OUT_OF_MEMORY";
     return CUDA_SUCCESS;
 }
-CUresult cuDeviceGetCount(int* count) { ENTER; *count = DEVICES; return CUDA_SUCCESS; }
+CUresult cuDeviceGetCount(int* count) {
+    ENTER;
+    *count = DEVICES;
+    return CUDA_SUCCESS;
+}
 CUresult cuDeviceGet(CUdevice* device, int ordinal) {
     ENTER;
     NEED(ordinal >= 0 && ordinal < DEVICES);
@@ -76,7 +90,11 @@ CUresult cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice device) {
     contexts[device]++;
     return CUDA_SUCCESS;
 }
-CUresult cuDevicePrimaryCtxRelease(CUdevice device) { ENTER; contexts[device]--; return CUDA_SUCCESS; }
+CUresult cuDevicePrimaryCtxRelease(CUdevice device) {
+    ENTER;
+    contexts[device]--;
+    return CUDA_SUCCESS;
+}
 
 static int right(const CUmemAllocationProp* p) {
     return p->type == CU_MEM_ALLOCATION_TYPE_PINNED && p->location.type == CU_MEM_LOCATION_TYPE_DEVICE &&
@@ -104,19 +122,25 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle* handle, size_t size, const CU
     *handle = (CUmemGenericAllocationHandle)file;
     return CUDA_SUCCESS;
 }
-CUresult cuMemRelease(CUmemGenericAllocationHandle handle) { ENTER; NEED(!close((int)handle)); return CUDA_SUCCESS; }
+CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
+    ENTER;
+    NEED(!close((int)handle));
+    return CUDA_SUCCESS;
+}
 
-CUresult cuMemExportToShareableHandle(void* out, CUmemGenericAllocationHandle handle, CUmemAllocationHandleType type,
-                                      unsigned long long flags) {
+CUresult cuMemExportToShareableHandle(void* out, CUmemGenericAllocationHandle handle,
+                                      CUmemAllocationHandleType type, unsigned long long flags) {
     ENTER;
     NEED(type == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR && !flags);
     int pair[2], file = (int)handle;
     NEED(!socketpair(AF_UNIX, SOCK_SEQPACKET, 0, pair));
     char data = 'm', space[CMSG_SPACE(sizeof file)] = {0};
     struct iovec part = {&data, 1};
-    struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = space, .msg_controllen = sizeof space};
+    struct msghdr message = {
+        .msg_iov = &part, .msg_iovlen = 1, .msg_control = space, .msg_controllen = sizeof space};
     struct cmsghdr* rights = CMSG_FIRSTHDR(&message);
-    *rights = (struct cmsghdr){.cmsg_len = CMSG_LEN(sizeof file), .cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS};
+    *rights =
+        (struct cmsghdr){.cmsg_len = CMSG_LEN(sizeof file), .cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS};
     memcpy(CMSG_DATA(rights), &file, sizeof file);
     ssize_t sent = sendmsg(pair[0], &message, 0);
     close(pair[0]);
@@ -130,7 +154,8 @@ CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle* handle, vo
     NEED(type == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
     char data, space[CMSG_SPACE(sizeof(int))];
     struct iovec part = {&data, 1};
-    struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = space, .msg_controllen = sizeof space};
+    struct msghdr message = {
+        .msg_iov = &part, .msg_iovlen = 1, .msg_control = space, .msg_controllen = sizeof space};
     ssize_t got = recvmsg((int)(uintptr_t)from, &message, MSG_PEEK | MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
     struct cmsghdr* rights = got == 1 ? CMSG_FIRSTHDR(&message) : NULL;
     NEED(rights && rights->cmsg_type == SCM_RIGHTS);

@@ -17,8 +17,9 @@ from engine import errors
 from engine.errors import DescriptorError
 from engine.transport import Kind, Layout
 from engine.transport.connections import Connection, Identity, Rendezvous, connect, identity_of
-from engine.transport.descriptors import accept, offer
+from engine.transport.descriptors import accept, frame_of, offer
 from engine.transport.memory import PAGE_BYTES, HostImporter, HostRegion
+from tests.transport.faults import put
 from tests.transport.peer import fill, held, holds
 from tests.transport.peers import SESSION, Peers
 
@@ -129,6 +130,15 @@ def test_what_one_process_writes_another_one_reads_and_back(peers: Peers, region
     assert all(holds(region, 100 + i) for i, region in enumerate(regions))
 
 
+def test_a_received_descriptor_is_closed_on_exec(peers: Peers) -> None:
+    with peers.meeting("offer", LAYOUT, fault="close", at=1) as end:
+        frame, descriptors = end.receive(time.monotonic() + 5)
+        assert (frame.index, frame.size) == (0, LAYOUT.spans[0][1])
+        assert [os.get_inheritable(descriptor) for descriptor in descriptors] == [False]
+        os.close(descriptors[0])
+        peers.result()
+
+
 def test_received_memory_outlives_its_maker(peers: Peers) -> None:
     who = peers.begin("offer", LAYOUT)
     with peers.meet(who) as end:
@@ -182,6 +192,20 @@ def test_a_receiver_that_leaves_early_is_found(peers: Peers, regions: list[HostR
                 offer(end, LAYOUT, regions, 10)
             peers.result()
         assert type(failed.value) is named(ANSWERS[fault])
+
+
+def test_a_receiver_that_reads_nothing_is_not_waited_for(peers: Peers, regions: list[HostRegion]) -> None:
+    with peers.meeting("accept", LAYOUT, fault="silence", at=0) as end:
+        deadline_s = time.monotonic() + 0.4
+        with pytest.raises(errors.DescriptorTimeout, match="sending took too long"):
+            frames_without_end(end, regions[0], deadline_s)
+        assert time.monotonic() - deadline_s < 3
+        peers.result()
+
+
+def frames_without_end(end: Connection, region: HostRegion, deadline_s: float) -> None:
+    while True:
+        put(end, frame_of(end, LAYOUT, 0), [region.export()], deadline_s)
 
 
 def test_a_receiver_that_may_open_no_more_tells_it(peers: Peers, regions: list[HostRegion]) -> None:

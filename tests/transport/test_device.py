@@ -41,6 +41,7 @@ FAULTS = {
     "unsealed": "Kind",
     "close": "Closed",
     "kill": "PeerDead",
+    "child": "PeerReplaced",
 }
 MAPPING = {
     "cuDeviceGetUuid_v2": 9,
