@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from importlib.metadata import version
 
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -95,6 +96,12 @@ class GrammarSeries(Collector):
             family = GaugeMetricFamily(self._prefix + name, say, labels=["model_name"])
             family.add_metric([self._model], value)
             yield family
+        names = ["model_name", "backend", "version"]
+        info = GaugeMetricFamily(self._prefix + "grammar_backend_info", "1 once workers use it", labels=names)
+        info.add_metric(
+            [self._model, "xgrammar", version("xgrammar")], int(figures["grammar_workers"][1] > 0)
+        )
+        yield info
 
     def _labels(self, label: str, value: str) -> list[str]:
         return [self._model, value] if label else [self._model]

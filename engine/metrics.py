@@ -19,6 +19,7 @@ from prometheus_client import (
 
 from engine.actors.routing import EXPLICIT
 from engine.grammar_metrics import GrammarSeries
+from engine.grammar_rank_metrics import RankGrammarSeries
 from engine.messages import Snapshot
 from engine.rank_metrics import RankMetrics
 
@@ -71,6 +72,8 @@ class Metrics:
         self._rank_series = RankMetrics(self.registry, prefix, model_name, ranks, context_length)
         self.grammars = GrammarSeries(prefix, model_name)
         self.registry.register(self.grammars)
+        self._mask_series = RankGrammarSeries(prefix, model_name, ranks)
+        self.registry.register(self._mask_series)
         self._request_series()
         self._routing_series()
         self._http_series()
@@ -84,6 +87,7 @@ class Metrics:
     def snapshot(self, msg: Snapshot) -> None:
         """A rank's load and counters."""
         self._rank_series.note(msg)
+        self._mask_series.note(msg)
 
     def routed(self, ranks: Sequence[int], demanded: Sequence[int], route: int) -> None:
         """Completions went to these ranks; their client demanded those (-1: none), or `route` for all."""

@@ -1,0 +1,53 @@
+"""Series of the masks of steps, by rank, from snapshots; all of them from the start."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from prometheus_client.core import CounterMetricFamily, Metric, SummaryMetricFamily
+from prometheus_client.registry import Collector
+
+from engine.grammar.pipeline_counters import KINDS, PHASES
+from engine.messages import Snapshot
+from engine.rank_metrics import LABELS
+
+COUNTED = {
+    "dspark_grammar_batches": ("steps with masks", "outcome", ("complete", "partial")),
+    "dspark_grammar_rows": ("rows of steps by what their mask means", "outcome", tuple(KINDS.values())),
+    "dspark_grammar_terminations": ("grammars that came to their end", "outcome", ("complete", "failed")),
+}
+"""Name -> (help, label, its values)."""
+
+SECONDS = "dspark_grammar_seconds"
+
+
+class RankGrammarSeries(Collector):
+    """Collector over the newest snapshot of every rank. Totals begin with a rank's process."""
+
+    def __init__(self, prefix: str, model_name: str, ranks: int) -> None:
+        self._prefix = prefix
+        self._labels = [(model_name, "unified", str(rank), "0", "0", "0") for rank in range(ranks)]
+        self._figures: list[Mapping[str, float]] = [{} for _ in range(ranks)]
+
+    def note(self, msg: Snapshot) -> None:
+        """A rank's figures by name."""
+        self._figures[msg.rank] = msg.counters
+
+    def collect(self) -> Iterator[Metric]:
+        """The series as they are now."""
+        for name, (say, label, values) in COUNTED.items():
+            family = CounterMetricFamily(self._prefix + name, say, labels=[*LABELS, label])
+            for labels, figures in zip(self._labels, self._figures, strict=True):
+                for value in values:
+                    total = figures.get(f'{name}_total{{{label}="{value}"}}', 0.0)
+                    family.add_metric([*labels, value], total)
+            yield family
+        summary = SummaryMetricFamily(
+            self._prefix + SECONDS, "parts of a step's masks", labels=[*LABELS, "phase"]
+        )
+        for labels, figures in zip(self._labels, self._figures, strict=True):
+            for phase in PHASES:
+                count = figures.get(f'{SECONDS}_count{{phase="{phase}"}}', 0.0)
+                total = figures.get(f'{SECONDS}_sum{{phase="{phase}"}}', 0.0)
+                summary.add_metric([*labels, phase], int(count), total)
+        yield summary
