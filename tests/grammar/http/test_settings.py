@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from engine.config import Settings, add_arguments
+from engine.config import Settings
+from engine.config_sources import add_arguments
 from engine.errors import ConfigError
 from engine.front import store_of
 
