@@ -137,6 +137,33 @@ class PeerDown(Message, frozen=True):
     reason: str
 
 
+class MatcherWanted(Message, frozen=True):
+    """Rank -> matchers: load the request's grammar; answered once with MatcherReady, unless it leaves before.
+
+    grammar, root  as in Submit
+    prompt_tokens  of the request's own prompt
+    """
+
+    request_id: int
+    grammar: bytes
+    root: str
+    prompt_tokens: int
+
+
+class MatcherReady(Message, frozen=True):
+    """Matchers -> rank: the request has its matcher; with a text: why it gets none, and its HTTP status."""
+
+    request_id: int
+    status: int = 200
+    text: str = ""
+
+
+class MatcherLeft(Message, frozen=True):
+    """Rank -> matchers: the request has ended, and no step in flight names it."""
+
+    request_id: int
+
+
 class StepDone(Message, frozen=True):
     """Device thread -> rank: the step's results are on the host.
 
@@ -269,8 +296,8 @@ class StepOut(Message, frozen=True):
 
     request_ids int64[B]   counts uint8[B]   token_ids int32[sum counts]   finish uint8[B] (finish codes)
 
-    verified, accepted     uint8[B] drafted tokens of each request that the step verified, and of those the ones
-                           that were accepted; empty where the rank doesn't speculate
+    verified, accepted     uint8[B] drafted tokens of each request that the step verified, and of those the
+                           ones that were accepted; empty where the rank doesn't speculate
     """
 
     epoch: int
@@ -486,11 +513,38 @@ class Drained(Message, frozen=True):
 # ---- health -------------------------------------------------------------------------------------
 
 
+class Beat(Message, frozen=True):
+    """A rank's sign of life, as it stands in shared memory.
+
+    slot     of the memory              rank, pid   of the process that wrote it
+    wall_s   wall clock when it did     torn        it couldn't be read
+    step_age_s, step_budget_s    of the step that runs (0: none does), and what a step may take
+    done     steps so far               phase       of the rank's end, 0: it serves
+    """
+
+    slot: int
+    rank: int = -1
+    pid: int = 0
+    wall_s: float = 0.0
+    step_age_s: float = 0.0
+    step_budget_s: float = 0.0
+    done: int = 0
+    phase: int = 0
+    torn: bool = False
+
+
 class Probe(Message, frozen=True):
-    """HTTP side -> health: how is the server? `wall_s` is the wall clock; `slot` is answered with Vitals."""
+    """HTTP side -> health: how is the server? `slot` is answered with Vitals.
+
+    wall_s  the wall clock
+    beats   signs of life that the asker read, each with the process that should have written it
+    pids    process of each rank, as far as it is known
+    """
 
     wall_s: float
     slot: Any = None
+    beats: tuple[Beat, ...] = ()
+    pids: tuple[tuple[int, int], ...] = ()
 
 
 class Vitals(Message, frozen=True):
@@ -499,11 +553,15 @@ class Vitals(Message, frozen=True):
     refused  why requests are refused; empty where they are taken
     ages     (rank, seconds since its newest snapshot) of the ranks that sent one
     stale    one line for each rank without a fresh snapshot
+    code     of `refused`: starting, rank_lost, shutting_down; empty where requests are taken
+    faults   (rank, missing, duplicate, stale, future or unreadable) of the ranks in `stale`, in its order
     """
 
     refused: str
     ages: tuple[tuple[int, float], ...] = ()
     stale: tuple[str, ...] = ()
+    code: str = ""
+    faults: tuple[tuple[int, str], ...] = ()
 
 
 # ---- grammars -----------------------------------------------------------------------------------

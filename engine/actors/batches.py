@@ -170,6 +170,7 @@ def _bind(requests: Requests, row: int, speculates: bool) -> SlotBind:
         prompt_tokens=int(requests.prompt[row]),
         prompt=requests.tokens[row].tobytes() if _reads_prompt(submit.sampling) else b"",
         ends_at=int(requests.ends_at[row]) if speculates else 0,
+        constrained=bool(submit.grammar),
     )
 
 

@@ -5,7 +5,7 @@ the step's results are told, and the barrier in front of the next masks. Whoever
 other one finds nothing owed. Positions are counted from the request's first prompt token, so that tokens that
 are computed anew after a retraction aren't advanced over again.
 
-What a matcher is, this core doesn't know: its `Run` effects name the tokens.
+What a matcher is, this core doesn't know: `Reply` effects have the tokens, their slot is the request.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import ClassVar
 
 import msgspec
 
-from engine.actors.core import Core, Run
+from engine.actors.core import Core, Reply
 
 
 class Kept(msgspec.Struct, frozen=True):
@@ -138,7 +138,7 @@ class GrammarPipeline(Core):
     def advance(self, msg: Barrier | Arrived) -> None:
         """Pays what is owed, once."""
         for kept in self.owed:
-            self.emit(Run(kept))
+            self.emit(Reply(kept.request, kept.tokens))
             self.stands[kept.request] += len(kept.tokens)
             if kept.ended:
                 self.over.add(kept.request)

@@ -81,7 +81,7 @@ class Intake:
         A prompt that can never run is refused alone (I15).
         """
         r = self.requests
-        waiting, limit = r.rows("waiting").size, self._setup.queued
+        waiting, limit = r.rows("waiting").size + r.rows("pending").size, self._setup.queued
         # A request that a free slot is for doesn't queue: the next plan admits it.
         room = limit + len(r.held.free_slots) - waiting
         if len(items) > min(room, r.rows("vacant").size):
@@ -120,7 +120,7 @@ class Intake:
 
     def abort_all(self) -> None:
         """Every request gets its terminal event: the rank is stopping."""
-        for group in ("waiting", "active"):
+        for group in ("pending", "waiting", "active"):
             for row in self.requests.rows(group).tolist():
                 request_id = self.requests.submit_of(row).request_id
                 self.abort(request_id, ABORTED, NotServing.http_status, "the server is stopping")

@@ -76,6 +76,7 @@ class Ledger:
         figures: dict[str, float] = {
             "num_running_reqs": requests.rows("active").size,
             "num_queue_reqs": requests.rows("waiting").size,
+            "num_grammar_queue_reqs": requests.rows("pending").size,
             "num_retracted_reqs": requests.machine.within("retracted").size,
             "num_retracted_requests_total": retracted[0],
             "num_retracted_input_tokens_total": retracted[1],

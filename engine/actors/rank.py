@@ -7,19 +7,23 @@ While a step runs the next one is agreed and sent to the device, from plans that
 
 from __future__ import annotations
 
+import numpy as np
+
 from engine.actors.batches import Batch, agreed, idle_batch
 from engine.actors.core import Core, Run, Send, Stop
 from engine.actors.intake import CLIENT_GONE, Intake, RankSetup
 from engine.actors.ledger import Ledger, snapshot_of
 from engine.actors.planning import Planner
 from engine.actors.rank_checks import accounts_agree, flight_reads_only_what_is_held
-from engine.actors.requests import Requests
+from engine.actors.requests import Requests, Word, ending
 from engine.actors.results import Results
 from engine.actors.schedule import STOPPING, Decision, Want, decide
 from engine.errors import NotServing
 from engine.memory.pages import PagePool
 from engine.messages import (
+    FAILED,
     Abort,
+    MatcherReady,
     Peer,
     PeerDown,
     RankLoad,
@@ -59,8 +63,8 @@ class Rank(Core):
         self.flight: list[Batch] = []
         self.decision: Decision | None = None
 
-    def _tell(self, msg: RequestFailed) -> None:
-        self.emit(Send("detok", msg))
+    def _tell(self, msg: Word) -> None:
+        self.emit(Send("detok" if isinstance(msg, RequestFailed) else "matchers", msg))
 
     # -- guards --------------------------------------------------------------------------------
 
@@ -86,8 +90,8 @@ class Rank(Core):
         return self.nobody_runs(msg) and self.plan.want.mode != STOPPING
 
     def nothing_began(self, msg: PeerDown) -> bool:
-        """No round was ever agreed: the peer has ended while ranks came up."""
-        return self.next_epoch == 0
+        """No round was ever agreed, and no request waits: the peer has ended while ranks came up."""
+        return self.next_epoch == 0 and not self.requests.rows("pending").size
 
     def offers_nothing(self, msg: PeerDown) -> bool:
         """No row rides in what this rank offered."""
@@ -112,6 +116,16 @@ class Rank(Core):
     def abort(self, msg: Abort) -> None:
         """Ends the request now; a step in flight that it rides in runs in vain."""
         self.intake.abort(msg.request_id, msg.reason, CLIENT_GONE, "aborted")
+
+    def take_matcher(self, msg: MatcherReady) -> None:
+        """The request joins the line, or fails; one that has ended meanwhile is nobody's loss."""
+        row = self.requests.row_of.get(msg.request_id)
+        if row is None or not self.requests.are("pending", np.array([row]))[0]:
+            return
+        if msg.text:
+            self.requests.end("Fail", row, ending(FAILED, msg.status, msg.text))
+        else:
+            self.requests.fire("Ready", np.array([row]))
 
     def end_all(self, msg: object) -> None:
         """Every request gets its terminal event."""

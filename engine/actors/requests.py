@@ -20,20 +20,26 @@ from engine.errors import Unexpected
 from engine.fsm.load import spec_named
 from engine.fsm.vector import VectorMachine
 from engine.memory.pages import PagePool
-from engine.messages import ABORTED, FAILED, RequestFailed, Submit
+from engine.messages import ABORTED, FAILED, MatcherLeft, MatcherWanted, RequestFailed, Submit
+
+Word = RequestFailed | MatcherWanted | MatcherLeft
+"""What the table tells others."""
 
 COLUMNS = (
     *("arrival", "priority", "passed", "in_flight", "due", "most_due", "planned", "feed_to", "known"),
     *("prompt", "ends_at", "least", "ignores_eos", "has_stops", "echoes", "echoed", "last_token", "reason"),
+    "constrained",
 )
 
 GROUPS = {
     "vacant": ("free", "finished", "aborted", "failed"),
+    "pending": ("pending",),
     "waiting": ("waiting", "retracted"),
     "active": ("prefill", "running"),
     "ending": ("finishing",),
 }
-"""States by what a request holds: nothing and no interest, nothing yet, a slot, a slot until steps end."""
+"""States by what a request holds: nothing and no interest; nothing yet, in the line or not; a slot; a slot
+until steps end."""
 
 
 class Gained(NamedTuple):
@@ -68,6 +74,7 @@ class Requests:
     ends_at, least     tokens at its longest; tokens that come before EOS and stop tokens count
     echoes, echoed     wants prompt logprobs; prompt positions whose logprobs went out
     ignores_eos, has_stops, last_token, reason    as named; reason is a finish code
+    constrained        has a grammar
     """
 
     MESSAGES: ClassVar[None] = None
@@ -89,9 +96,10 @@ class Requests:
     echoed: Column
     last_token: Column
     reason: Column
+    constrained: Column
 
     def __init__(
-        self, slots: int, queued: int, full: PagePool, window: PagePool, tell: Callable[[RequestFailed], None]
+        self, slots: int, queued: int, full: PagePool, window: PagePool, tell: Callable[[Word], None]
     ) -> None:
         capacity = slots + queued
         self.held = Holdings(capacity, slots, full, window)
@@ -158,6 +166,7 @@ class Requests:
         self.ignores_eos[row] = sampling.ignore_eos
         self.has_stops[row] = bool(sampling.stop_token_ids)
         self.echoes[row] = sampling.prompt_logprobs >= 0
+        self.constrained[row] = bool(submit.grammar)
         self.priority[row] = submit.priority
         self.arrival[row] = self.arrivals
         self.arrivals += 1
@@ -176,6 +185,22 @@ class Requests:
             self.fire("Settle", done)
 
     # -- guards and actions of specs/request.toml ----------------------------------------------
+
+    def is_constrained(self, rows: Rows, msg: object) -> NDArray[np.bool_]:
+        """It needs a matcher before it can be admitted."""
+        return np.not_equal(self.constrained[rows], 0)
+
+    def want_matcher(self, rows: Rows, at: Rows, msg: object) -> None:
+        """Its grammar is loaded while others run."""
+        for row in rows.tolist():
+            submit = self.submit_of(row)
+            wanted = (submit.grammar, submit.grammar_root, int(self.prompt[row]))
+            self._tell(MatcherWanted(submit.request_id, *wanted))
+
+    def leave_matcher(self, rows: Rows, at: Rows, msg: object) -> None:
+        """No step in flight names it, and none will."""
+        for row in rows[self.constrained[rows] != 0].tolist():
+            self._tell(MatcherLeft(self.submit_of(row).request_id))
 
     def was_aborted(self, rows: Rows, msg: object) -> NDArray[np.bool_]:
         """It ended from outside."""

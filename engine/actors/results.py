@@ -54,7 +54,7 @@ class Results:
         for place, text in done.failed:
             live[place] = False
             r.end("Fail", int(rows[place]), ending(FAILED, 500, text))
-        kept, finish = self._kept(rows, live, counts, tokens)
+        kept, finish = self._kept(rows, live, counts, tokens, done.ended)
         at = np.flatnonzero(counts)
         firsts = np.cumsum(counts, dtype=np.int64) - counts
         r.fire("Token", rows[at], Gained(tokens, firsts[at], kept.counts[at].astype(np.int64)))
@@ -69,8 +69,13 @@ class Results:
         r.settle(rows)
         return out
 
-    def _kept(self, rows: Rows, live: Live, counts: Codes, tokens: Tokens) -> tuple[Kept, Codes]:
-        """What counts of each row's tokens: those up to the first that ends it; and the finish codes."""
+    def _kept(
+        self, rows: Rows, live: Live, counts: Codes, tokens: Tokens, grammars: bytes
+    ) -> tuple[Kept, Codes]:
+        """What counts of each row's tokens: those up to the first that ends it; and the finish codes.
+
+        grammars  StepDone.ended: the last token of such a row is the last one of its grammar
+        """
         finish = np.full(rows.size, GOES_ON, np.uint8)
         if tokens.size == np.count_nonzero(counts):
             places = np.flatnonzero(counts)
@@ -80,6 +85,9 @@ class Results:
         firsts = np.cumsum(counts, dtype=np.int64) - counts
         nth = np.arange(1, tokens.size + 1) - firsts[places]
         codes = self._finish(rows[places], nth, tokens)
+        if grammars:
+            over = np.frombuffer(grammars, np.uint8) != 0
+            codes[(firsts + counts - 1)[over]] = STOP_EOS
         kept = counts.copy()
         ends = np.flatnonzero(codes)
         if ends.size:

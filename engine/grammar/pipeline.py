@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from engine.actors.core import Run
+from engine.actors.core import Reply
 from engine.actors.grammar_pipeline import (
     Arrived,
     Barrier,
@@ -210,9 +210,8 @@ class Pipeline:
     def _tell(self, msg: Arrived | Barrier) -> None:
         """Advances over what is owed, where anything is."""
         for effect in self._core.receive(msg):
-            assert isinstance(effect, Run)
-            kept: Kept = effect.job
-            self._requests[kept.request].advance(kept.tokens, self.budget_s)
+            assert isinstance(effect, Reply)
+            self._requests[effect.slot].advance(effect.value, self.budget_s)
 
     def _make(self, wish: Wish) -> Made:
         phase = self.counters.phase

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from typing import Any, ClassVar, NamedTuple
 
-from engine.actors.core import Run
+from engine.actors.core import Reply
 from engine.actors.grammar_pipeline import (
     Arrived,
     Barrier,
@@ -34,7 +34,7 @@ class Thread(GrammarPipeline):
     def receive(self, msg: Any) -> list[Any]:
         """Effects, and word that the job is done."""
         heard = Heard(msg.epoch if isinstance(msg, Arrived) else 0)
-        return [*super().receive(msg), Run(heard)]
+        return [*super().receive(msg), Reply(None, heard)]
 
 
 class Steps(Environment):
@@ -79,17 +79,16 @@ class Steps(Environment):
 
     def observe(self, sender: str, effect: Any) -> list[Any]:
         """A matcher is fed."""
-        assert isinstance(effect, Run)
-        if isinstance(effect.job, Heard):
-            if effect.job.epoch:
-                self.late = {e: riders for e, riders in self.late.items() if e != effect.job.epoch}
-                self.telling.remove(effect.job.epoch)
+        assert isinstance(effect, Reply)
+        if isinstance(effect.value, Heard):
+            if effect.value.epoch:
+                self.late = {e: riders for e, riders in self.late.items() if e != effect.value.epoch}
+                self.telling.remove(effect.value.epoch)
             else:
                 self.busy = False
             return []
-        kept: Kept = effect.job
-        fed = self.fed[kept.request]
-        fed += kept.tokens
+        fed = self.fed[effect.slot]
+        fed += effect.value
         if fed != list(range(PROMPT, PROMPT + len(fed))):
             self.faulty = "I1"
         return []

@@ -27,8 +27,8 @@ def keeps_what_follows_an_end(patch: Patch) -> None:
     drafts-two drafts"""
     kept = Results._kept
 
-    def faulty(self: Results, rows: Any, live: Any, counts: Any, tokens: Any) -> Any:
-        found, finish = kept(self, rows, live, counts, tokens)
+    def faulty(self: Results, rows: Any, live: Any, counts: Any, tokens: Any, grammars: bytes) -> Any:
+        found, finish = kept(self, rows, live, counts, tokens, grammars)
         return found._replace(counts=counts, within=np.ones_like(found.within)), finish
 
     patch.setattr(Results, "_kept", faulty)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from engine.actors import core
-from engine.actors.core import Run
+from engine.actors.core import Reply
 from engine.actors.grammar_pipeline import (
     Arrived,
     Barrier,
@@ -46,17 +46,17 @@ def never(self: Any, msg: Any) -> bool:
 def pays_and_still_owes(self: GrammarPipeline, msg: Any) -> None:
     """The idempotence is lost: whoever comes second advances again."""
     for kept in self.owed:
-        self.emit(Run(kept))
+        self.emit(Reply(kept.request, kept.tokens))
         self.stands[kept.request] = kept.first + len(kept.tokens)
 
 
 def feeds_twice(self: GrammarPipeline, msg: Any) -> None:
     """Both paths at once."""
     for kept in self.owed:
-        self.emit(Run(kept))
+        self.emit(Reply(kept.request, kept.tokens))
     self.stands |= {kept.request: kept.first + len(kept.tokens) for kept in self.owed}
     for kept in self.owed:
-        self.emit(Run(kept))
+        self.emit(Reply(kept.request, kept.tokens))
     self.owed = ()
 
 
@@ -169,7 +169,8 @@ def test_tokens_that_dont_follow_or_come_behind_an_end_are_refused() -> None:
         with pytest.raises(Unexpected):
             masks.receive(Retained(2, (kept,)))
     over = GrammarPipeline()
-    for msg in (Entered(1, 4), Began(1, (1,), (4,)), Barrier(1), Traversed(1)):
+    over.receive(Entered(1, 4))
+    for msg in (Began(1, (1,), (4,)), Barrier(1), Traversed(1)):
         over.receive(msg)
     over.receive(Retained(1, (Kept(1, 4, (7,), ended=True),)))
     for msg in (Began(2, (1,), (5,)), Barrier(2), Traversed(2)):
@@ -196,15 +197,15 @@ def test_racing_paths_feed_every_token_once(seed: int) -> None:
 
     def tell(msg: object) -> None:
         for effect in masks.receive(msg):
-            assert isinstance(effect, Run)
-            fed[effect.job.request] += effect.job.tokens
+            assert isinstance(effect, Reply)
+            fed[effect.slot] += effect.value
         while results and rng.random() < 0.4:
             result = rng.choice(results)
             if rng.random() < 0.7:
                 results.remove(result)
             for effect in masks.receive(Arrived(result)):
-                assert isinstance(effect, Run)
-                fed[effect.job.request] += effect.job.tokens
+                assert isinstance(effect, Reply)
+                fed[effect.slot] += effect.value
 
     for request in known:
         tell(Entered(request, 2))
