@@ -14,6 +14,7 @@ from engine.actors.grammar_keys import GrammarLimits
 from engine.actors.ingress import Ingress
 from engine.actors.process import Process
 from engine.config import Settings
+from engine.errors import StoreUnusable
 from engine.grammar.service import GrammarService, start_service, worker_count
 from engine.grammar.tokenizer_info import vocabulary_of
 from engine.grammar.worker import WorkerSettings
@@ -50,7 +51,7 @@ def start_front(
 def start_grammars(process: Process, settings: Settings, served: Served) -> GrammarService:
     """Starts what compiles grammars. Its workers come up in the background, within a second as a rule.
 
-    raises  ConfigError; later, in the process, GrammarFailed where no worker comes up
+    raises  ConfigError, StoreUnusable; later, in the process, GrammarFailed where no worker comes up
     """
     folder = Path(settings.model_path)
     stops = eos_of(ModelConfig.from_json(folder), folder)
@@ -64,6 +65,8 @@ def start_grammars(process: Process, settings: Settings, served: Served) -> Gram
     matched = () if marker is None else (marker,)
     vocabulary = vocabulary_of(served.tokenizer, served.bounds.vocab_size, stops, matched)
     store = store_of(settings)
+    if store:
+        make_folder(store)
     told = WorkerSettings(vocabulary, store, settings.grammar_cache_disk_bytes)
     return start_service(process, limits, told)
 
@@ -75,6 +78,14 @@ async def say_when_compiling(process: Process, grammars: GrammarService) -> None
         f"api: {grammars.limits.workers} processes compile grammars with xgrammar {version('xgrammar')}, "
         f"for at most {grammars.limits.timeout_s:g} s each"
     )
+
+
+def make_folder(store: str) -> None:
+    """Workers fail at a folder that isn't there, and what they say is lost. raises StoreUnusable"""
+    try:
+        Path(store).mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise StoreUnusable(f"--grammar-cache-dir {store} can't be made: {error.strerror}") from error
 
 
 def store_of(settings: Settings) -> str:

@@ -10,8 +10,8 @@ import pytest
 
 from engine.config import Settings
 from engine.config_sources import add_arguments
-from engine.errors import ConfigError
-from engine.front import store_of
+from engine.errors import ConfigError, StoreUnusable
+from engine.front import make_folder, store_of
 
 
 def parsed(*flags: str) -> argparse.Namespace:
@@ -54,3 +54,11 @@ def test_the_store_is_in_the_users_cache_where_it_is_told_or_nowhere(
     assert Path(store_of(Settings())).parent.parent == tmp_path
     assert store_of(Settings(grammar_cache_dir=str(tmp_path / "here"))) == str(tmp_path / "here")
     assert store_of(Settings(grammar_cache_dir="none")) == ""
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    make_folder(str(tmp_path / "a" / "b"))
+    make_folder(str(tmp_path / "a" / "b"))
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreUnusable, match="file/store"):
+        make_folder(str(tmp_path / "file" / "store"))
