@@ -9,8 +9,8 @@ from prometheus_client.registry import Collector
 
 from engine.grammar.pipeline_counters import KINDS, PHASES
 from engine.messages import Snapshot
-from engine.rank_metrics import LABELS
 
+LABELS = ("model_name", "engine_type", "dp_rank", "tp_rank", "pp_rank", "moe_ep_rank")
 COUNTED = {
     "dspark_grammar_batches": ("steps with masks", "outcome", ("complete", "partial")),
     "dspark_grammar_rows": ("rows of steps by what their mask means", "outcome", tuple(KINDS.values())),
