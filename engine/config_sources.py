@@ -1,4 +1,4 @@
-"""Where settings come from: a flag, else `ENGINE_<FIELD>` of the environment, else the file, else the default.
+"""Where settings come from: a flag, else `ENGINE_<FIELD>` of the environment, else the file, else a default.
 
 A file is flat TOML with the fields of `Settings` as its keys. `printed` writes such a file: what it printed
 can be served again.

@@ -1,142 +1,167 @@
-"""Series of ranks, from snapshots: gauges are set, counters grow by what was counted since the last one."""
+"""Series of ranks, from snapshots: gauges are set, counters and histograms grow by what was added since.
+
+A rank's process counts from 0; the series here go on over its end.
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Mapping
 
-from prometheus_client import CollectorRegistry, Counter, Gauge
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
 
 from engine.config import PAGE_TOKENS
 from engine.messages import Snapshot
+from engine.metrics_buckets import NO_LABELS, key_of, keys_of, le_of
+from engine.metrics_tables import (
+    COUNTERS,
+    GAUGES,
+    HISTOGRAMS,
+    NATIVE_COUNTERS,
+    NATIVE_HISTOGRAMS,
+    RANK_LABELS,
+    Series,
+)
 
-BLOCK = 5
-"""Drafted tokens of a round for whose places there is a series from the start: the block of DSpark."""
+__all__ = ["COUNTERS", "FIGURE", "GAUGES", "HISTOGRAMS", "LABELS", "RankMetrics", "buckets_of"]
 
-LABELS = ("model_name", "engine_type", "dp_rank", "tp_rank", "pp_rank", "moe_ep_rank")
-GAUGES = {
-    "num_running_reqs": "requests that hold a slot",
-    "num_queue_reqs": "requests that wait for a slot",
-    "num_retracted_reqs": "waiting requests that gave their pages back",
-    "gen_throughput": "output tokens a second between the last two snapshots",
-    "token_usage": "share of the fuller cache pool that is in use",
-    "full_token_usage": "share of the full pool that is in use",
-    "swa_token_usage": "share of the window pool that is in use",
-    "new_token_ratio": "share of the output limit that admission reserves for each running request",
-    "num_used_tokens": "tokens' worth of full pages in use",
-    "kv_available_tokens": "tokens' worth of full pages that are free",
-    "kv_used_tokens": "tokens' worth of full pages in use",
-    "max_total_num_tokens": "tokens' worth of all full pages",
-    "page_size": "tokens of a page",
-    "num_pages": "full pages",
-    "context_len": "longest prompt plus output in tokens",
-    "spec_accept_length": "tokens that a request gains in a round with drafts, running mean",
-    "spec_accept_rate": "share of verified drafts that are accepted, running mean",
-    "spec_cap_length": "rows of a request that a round verifies, running mean",
-    "spec_num_draft_tokens": "drafted tokens of a round; 0 where nothing is drafted",
-    "spec_budget": "drafted rows that the last step might verify; -1: all",
-    "spec_steps_without_draft": "decode steps since one drafted last",
-    "spec_expected_tokens_per_second": "tokens a second that the scheduler expected of its steps",
-    "spec_plain_tokens_per_second": "tokens a second that it expected of the same steps without drafts",
-    "spec_gained_tokens_per_second": "tokens a second that the same steps brought",
-}
-COUNTERS = {
-    "realtime_tokens_total": ("tokens computed", "mode", ("prefill_compute", "prefill_cache", "decode")),
-    "cuda_graph_passes_total": (
-        "steps by what ran them",
-        "mode",
-        ("decode_graph", "decode_none", "prefill_graph", "prefill_none"),
-    ),
-    "forward_execution_seconds_total": (
-        "seconds of steps on the device",
-        "category",
-        ("idle", "extend", "decode", "mixed"),
-    ),
-    "num_retracted_requests_total": ("requests that gave their pages back and waited again", "", ("",)),
-    "num_retracted_input_tokens_total": ("prompt tokens of retracted requests", "", ("",)),
-    "num_retracted_output_tokens_total": ("generated tokens of retracted requests", "", ("",)),
-    "spec_verify_calls_total": ("rounds of single requests that verified drafts", "", ("",)),
-    "spec_drafts_total": ("drafts of single requests", "", ("",)),
-    "spec_draft_tokens_total": ("drafted tokens", "", ("",)),
-    "spec_verified_tokens_total": ("drafted tokens that were verified", "", ("",)),
-    "spec_accepted_tokens_total": ("drafted tokens that were accepted", "", ("",)),
-    "spec_emitted_tokens_total": (
-        "tokens that rounds brought, those after a request's end included",
-        "",
-        ("",),
-    ),
-    "spec_cap_trimmed_total": ("drafted tokens for which a request had no page or no length left", "", ("",)),
-    "spec_steps_total": ("steps by what they drafted", "kind", ("none", "plain", "draft", "probe")),
-    "spec_rows_truncated_total": (
-        "rounds whose last tokens came after their request's end",
-        "reason",
-        ("stop", "max_tokens"),
-    ),
-    "spec_phase_seconds_total": ("seconds of rounds on the device", "phase", ("draft", "verify", "commit")),
-    "spec_accepted_tokens_per_pos_total": (
-        "accepted drafts by their place in the block",
-        "position",
-        tuple(str(place) for place in range(1, BLOCK + 1)),
-    ),
-    "spec_verify_length_total": (
-        "rounds by the rows that they verified",
-        "rows",
-        tuple(str(rows) for rows in range(1, BLOCK + 2)),
-    ),
-}
-"""Counter -> (help, label name or "", its values)."""
+LABELS = RANK_LABELS
 
-FIGURE = re.compile(r'(?P<name>\w+)(?:\{\w+="(?P<value>\w+)"\})?')
-"""A key of Snapshot.counters: a name, perhaps with one label."""
+FIGURE = re.compile(
+    r'(?P<name>\w+)(?:\{(?P<label>\w+)="(?P<value>[\w.+-]+)"(?:,(?P<label2>\w+)="(?P<value2>[\w.+-]+)")?\})?'
+)
+"""A key of Snapshot.counters: a name, perhaps with one or two labels."""
 
 
-class RankMetrics:
+class RankMetrics(Collector):
     """Series of every rank in this registry; all label combinations exist from the start.
 
     context_length  tokens; the same on every rank
+    native          the ranks' exchange is the native one
     """
 
     def __init__(
-        self, registry: CollectorRegistry, prefix: str, model_name: str, ranks: int, context_length: int
+        self,
+        registry: CollectorRegistry,
+        prefix: str,
+        model_name: str,
+        ranks: int,
+        context_length: int,
+        native: bool = False,
     ) -> None:
-        self._labels = [(model_name, "unified", str(rank), "0", "0", "0") for rank in range(ranks)]
-        self._gauges = {
-            name: Gauge(prefix + name, say, LABELS, registry=registry) for name, say in GAUGES.items()
-        }
-        self._counters = {
-            name: Counter(prefix + name, say, (*LABELS, label) if label else LABELS, registry=registry)
-            for name, (say, label, _) in COUNTERS.items()
-        }
+        self.counters = COUNTERS | (NATIVE_COUNTERS if native else {})
+        self.histograms = HISTOGRAMS | (NATIVE_HISTOGRAMS if native else {})
+        self._prefix = prefix
+        self._labels = [[model_name, "unified", str(rank), "0", "0", "0"] for rank in range(ranks)]
+        self._values = [self._zeros(context_length) for _ in range(ranks)]
         self._counted: list[dict[str, float]] = [{} for _ in range(ranks)]
-        for labels in self._labels:
-            for gauge in self._gauges.values():
-                gauge.labels(*labels)
-            self._gauges["page_size"].labels(*labels).set(PAGE_TOKENS)
-            self._gauges["context_len"].labels(*labels).set(context_length)
-            for name, (_, label, values) in COUNTERS.items():
-                for value in values:
-                    self._counters[name].labels(*labels, *((value,) if label else ()))
+        # Of these figures a snapshot has the total, not the value.
+        self._growing = {
+            key for name, series in self.counters.items() for key in _plain_keys(name, series)
+        } | {key for name, series in self.histograms.items() for key in _bucket_keys(name, series)}
+        registry.register(self)
+
+    def _zeros(self, context_length: int) -> dict[str, float]:
+        plain = GAUGES | self.counters
+        zeros = {key: 0.0 for name, series in plain.items() for key in _plain_keys(name, series)}
+        for name, series in self.histograms.items():
+            zeros |= dict.fromkeys(_bucket_keys(name, series), 0.0)
+        return zeros | {"page_size": PAGE_TOKENS, "context_len": context_length}
+
+    @property
+    def ranks(self) -> int:
+        """How many."""
+        return len(self._values)
+
+    def value(self, rank: int, key: str) -> float:
+        """A figure of a rank by its key, as in Snapshot.counters; totals go on over the rank's end."""
+        return self._values[rank].get(key, 0.0)
 
     def note(self, msg: Snapshot) -> None:
         """A rank's load, and its figures by name."""
-        labels = self._labels[msg.rank]
-        for name, value in _load_of(msg).items():
-            self._gauges[name].labels(*labels).set(value)
+        values, counted = self._values[msg.rank], self._counted[msg.rank]
+        values |= _load_of(msg)
         for key, figure in msg.counters.items():
-            parts = FIGURE.fullmatch(key)
-            if parts is None:
+            if key not in values and not self._known(key):
                 continue
-            name = parts["name"]
-            if name in self._gauges:
-                self._gauges[name].labels(*labels).set(figure)
-            elif name in self._counters:
-                self._count(msg.rank, key, name, parts["value"], figure)
+            if key in self._growing:
+                before = counted.get(key, 0.0)
+                counted[key] = figure
+                # Less than before: another process has begun to count.
+                values[key] = values.get(key, 0.0) + (figure - before if figure >= before else figure)
+            else:
+                values[key] = figure
 
-    def _count(self, rank: int, key: str, name: str, value: str | None, total: float) -> None:
-        """Published totals begin with the rank's process; ours go on over its end."""
-        before = self._counted[rank].get(key, 0.0)
-        self._counted[rank][key] = total
-        labels = self._labels[rank] if value is None else (*self._labels[rank], value)
-        self._counters[name].labels(*labels).inc(total - before if total >= before else total)
+    def _known(self, key: str) -> bool:
+        """Whether a key without a value yet is of a counter with that label; it is one from now on."""
+        found = FIGURE.fullmatch(key)
+        if found is None or found["name"] not in self.counters or found["label2"]:
+            return False
+        if tuple(self.counters[found["name"]].labels) != (found["label"],):
+            return False
+        self._growing.add(key)
+        return True
+
+    def collect(self) -> Iterator[Metric]:
+        """The series as the last snapshots have them."""
+        for name, series in GAUGES.items():
+            yield self._plain(GaugeMetricFamily, name, series)
+        for name, series in self.counters.items():
+            yield self._plain(CounterMetricFamily, name, series)
+        for name, series in self.histograms.items():
+            names = [*RANK_LABELS, *series.labels]
+            histogram = HistogramMetricFamily(self._prefix + name, series.say, labels=names)
+            for rank, labels in enumerate(self._labels):
+                for own in series.combinations():
+                    pairs, total = buckets_of(self, rank, name, series, own)
+                    histogram.add_metric([*labels, *own.values()], pairs, total)
+            yield histogram
+
+    def _plain(
+        self, kind: type[GaugeMetricFamily] | type[CounterMetricFamily], name: str, series: Series
+    ) -> Metric:
+        family = kind(self._prefix + name, series.say, labels=[*RANK_LABELS, *series.labels])
+        for labels, values in zip(self._labels, self._values, strict=True):
+            for key, own in self._keys_of(name, series, values):
+                family.add_metric([*labels, *own], values[key])
+        return family
+
+    def _keys_of(
+        self, name: str, series: Series, values: Mapping[str, float]
+    ) -> Iterator[tuple[str, list[str]]]:
+        """(key, values of the labels), those that came later included."""
+        for own in series.combinations():
+            yield key_of(name, own), list(own.values())
+        known = set(_plain_keys(name, series))
+        for key in values:
+            if key not in known and key.startswith(name + "{"):
+                found = FIGURE.fullmatch(key)
+                assert found is not None
+                yield key, [found["value"]]
+
+
+def buckets_of(
+    ranks: RankMetrics, rank: int, name: str, series: Series, own: Mapping[str, str] = NO_LABELS
+) -> tuple[list[tuple[str, float]], float]:
+    """A histogram's (bound, count up to it) pairs, and its sum."""
+    *buckets, total = (ranks.value(rank, key) for key in keys_of(name, series.bounds, own))
+    bounds = [le_of(bound) for bound in (*series.bounds, float("inf"))]
+    return list(zip(bounds, buckets, strict=True)), total
+
+
+def _plain_keys(name: str, series: Series) -> list[str]:
+    return [key_of(name, own) for own in series.combinations()]
+
+
+def _bucket_keys(name: str, series: Series) -> list[str]:
+    return [key for own in series.combinations() for key in keys_of(name, series.bounds, own)]
 
 
 def _load_of(msg: Snapshot) -> dict[str, float]:

@@ -73,15 +73,19 @@ class Ledger:
         """All figures by name. `cut`: as in SpecLedger."""
         full, window = requests.held.full, requests.held.window
         retracted = planner.retracted
+        active = requests.rows("active")
+        slots = requests.held.generations.size - 1
         figures: dict[str, float] = {
-            "num_running_reqs": requests.rows("active").size,
+            "num_running_reqs": active.size,
             "num_queue_reqs": requests.rows("waiting").size,
-            "num_grammar_queue_reqs": requests.rows("pending").size,
+            "num_matcher_queue_reqs": requests.rows("pending").size,
             "num_retracted_reqs": requests.machine.within("retracted").size,
             "num_retracted_requests_total": retracted[0],
             "num_retracted_input_tokens_total": retracted[1],
             "num_retracted_output_tokens_total": retracted[2],
             "token_usage": max(_usage(full), _usage(window)),
+            "utilization": max(active.size / slots, _usage(full), _usage(window)),
+            "decode_sum_seq_lens": int(requests.known[active].sum()),
             "full_token_usage": _usage(full),
             "swa_token_usage": _usage(window),
             "num_used_tokens": (full.usable - full.free) * PAGE_TOKENS,

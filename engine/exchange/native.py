@@ -48,6 +48,7 @@ class _Pair(Protocol):
 
 class _Library(Protocol):
     PREFIX: str
+    BOUNDS_NS: tuple[int, ...]
 
     def open(
         self,
