@@ -4,15 +4,45 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import cache
 from typing import Any
 
 import msgspec
 
 from engine.actors.grammar_keys import GrammarLimits
+from engine.actors.mailbox import Mailbox
+from engine.errors import EngineError
+from engine.grammar.compiler import Compiler, whole_library
 from engine.grammar.key import GrammarKey
-from engine.messages import Entry, GrammarArtifact
+from engine.messages import Entry, GrammarArtifact, MatcherReady, MatcherWanted, Message
 from tests.api.stage import Script, Stage, stage
-from tests.grammar.service.stage import Running, running
+from tests.grammar.service.stage import Running, running, vocabulary
+
+
+@cache
+def library() -> Compiler:
+    """As a rank has it."""
+    return Compiler(vocabulary(), whole_library())
+
+
+class Matchers:
+    """The rank's actor of that name: loads what came with a request, at once and truly."""
+
+    def __init__(self, rank: Mailbox) -> None:
+        self._rank = rank
+
+    def tell(self, msg: Message) -> None:
+        """Takes MatcherWanted and MatcherLeft."""
+        if isinstance(msg, MatcherWanted):
+            try:
+                library().load(msgspec.msgpack.decode(msg.grammar, type=GrammarArtifact))
+                self._rank.tell(MatcherReady(msg.request_id))
+            except EngineError as error:
+                self._rank.tell(MatcherReady(msg.request_id, 500, str(error)))
+
+    async def offer(self, msg: Message) -> None:
+        """As `tell`."""
+        self.tell(msg)
 
 
 class Constrained:
@@ -63,4 +93,5 @@ async def constrained(
         running(limits or GrammarLimits()) as compiling,
         stage(script, grammars=compiling.service, **flags) as made,
     ):
+        made.refs["matchers"] = Matchers(made.rank)
         yield Constrained(made, compiling)
