@@ -10,10 +10,13 @@ from engine.metrics_tables import PAUSE_S
 
 
 class GcPauses:
-    """Pauses since `watch`; every thread of the process waits while one lasts."""
+    """Pauses since `watch`; every thread of the process waits while one lasts.
 
-    def __init__(self) -> None:
-        self.seconds = Buckets("gc_pause_seconds", PAUSE_S)
+    name  of the histogram
+    """
+
+    def __init__(self, name: str) -> None:
+        self.seconds = Buckets(name, PAUSE_S)
         self._began_s = 0.0
 
     def watch(self) -> None:

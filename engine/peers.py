@@ -22,7 +22,9 @@ from engine.actors.wire import ByteStream
 from engine.errors import EngineError, ExchangeError, PeerDead
 from engine.exchange import STEP, Exchange
 from engine.exchange.lines import PeerLines
+from engine.exchange.meter import ExchangeMeter
 from engine.messages import Message, Peer, PeerDown
+from engine.tap import Tap
 
 GREET_S = 60.0
 """Ranks are started one after the other, and each needs a second or two before it can greet."""
@@ -48,16 +50,25 @@ class Mesh(AbstractContextManager["Mesh"]):
         self._ends.clear()
 
 
-def join_by_links(rank: int, streams: Mapping[int, ByteStream]) -> Callable[[Process], None]:
+def join_by_links(
+    rank: int, streams: Mapping[int, ByteStream], meter: ExchangeMeter | None = None
+) -> Callable[[Process], None]:
     """A link to each peer: any number of ranks.
 
     streams  by peer
+    meter    is told of each offer
     """
+    noted = meter or ExchangeMeter()
+
+    def offered(msg: Message) -> Message:
+        noted.offered()
+        return msg
 
     def join(process: Process) -> None:
         name = f"rank{rank}"
         for peer, stream in streams.items():
             link = process.link(name, f"rank{peer}", stream)
+            process.reach(f"rank{peer}", Tap(process.refs[f"rank{peer}"], offered))
             process.spawn(_run_link, process, link, peer, process.mailbox(name))
 
     return join
@@ -74,16 +85,17 @@ async def _run_link(process: Process, link: Link, peer: int, mailbox: Mailbox) -
 
 
 def join_by_exchange(
-    rank: int, ranks: int, opened: Callable[[], Exchange]
+    rank: int, ranks: int, opened: Callable[[], Exchange], meter: ExchangeMeter | None = None
 ) -> Callable[[Process], anyio.Event]:
     """An exchange for all peers.
 
     opened  makes it; it may take long and runs on a thread
+    meter   measures it
     returns what sets its event when the exchange is open, or has failed
     """
 
     def join(process: Process) -> anyio.Event:
-        line = ExchangeRef(process.mailbox(f"rank{rank}"))
+        line = ExchangeRef(process.mailbox(f"rank{rank}"), meter or ExchangeMeter())
         for peer in range(ranks):
             if peer != rank:
                 process.reach(f"rank{peer}", line)
@@ -99,8 +111,9 @@ class ExchangeRef:
     ready  set when it can, or never will
     """
 
-    def __init__(self, mailbox: Mailbox) -> None:
+    def __init__(self, mailbox: Mailbox, meter: ExchangeMeter) -> None:
         self._mailbox = mailbox
+        self._meter = meter
         self._lines: PeerLines | None = None
         self.ready = anyio.Event()
         self._epoch = -1
@@ -110,9 +123,11 @@ class ExchangeRef:
         if not isinstance(msg, Peer) or msg.epoch == self._epoch or self._lines is None:
             return
         self._epoch = msg.epoch
+        self._meter.offered()
         try:
             self._lines.offer(STEP, msg.epoch, msg.values)
         except ExchangeError as error:
+            self._meter.failed(error)
             self._mailbox.tell(_down(error))
 
     async def offer(self, msg: Message) -> None:
@@ -124,10 +139,12 @@ class ExchangeRef:
         """Opens the exchange and hears the peers, until they have left or one of them is lost."""
         try:
             exchange = await anyio.to_thread.run_sync(opened, abandon_on_cancel=True)
+            self._meter.opened(exchange)
             self._lines = PeerLines(exchange, {STEP: lambda heard: self._mailbox.tell(Peer(*heard))}, timers)
             self.ready.set()
             await self._lines.run()
         except EngineError as error:
+            self._meter.failed(error)
             await self._mailbox.offer(_down(error))
         finally:
             self._lines = None

@@ -31,18 +31,16 @@ from engine.children import die_with_parent, leave_signals_to_parent
 from engine.config import Settings
 from engine.errors import ActorFailed, DeviceFailed, EngineError
 from engine.exchange import Exchange
+from engine.exchange.meter import ExchangeMeter
 from engine.messages import Message, RankUp, StepDone, Stop
 from engine.peers import join_by_exchange, join_by_links
+from engine.rank_figures import Join, RankFigures
 
 GREET_S = 30.0
 JOIN_S = 2.0
 FLUSH_S = 5.0
 CLEAN, FAILED, ORPHANED = 0, 1, 3
 """Exit codes: the core stopped; something failed and was reported; the api process is gone."""
-
-
-Join = Callable[[Process], "anyio.Event | None"]
-"""Connects a rank's process to the others; the event is set when that is done, None: at once."""
 
 
 class Told(msgspec.Struct):
@@ -109,10 +107,12 @@ def run_process(descriptor: int, parts: Parts) -> None:
 
 async def _main(told: Told, sock: socket.socket, parts: Parts) -> int:
     stream = await SocketStream.from_socket(sock)
-    return await live(told, stream, parts, wiring(), report_to_stderr, await _way_to_peers(told))
+    figures = RankFigures(told.rank)
+    way = await _way_to_peers(told, figures.exchange)
+    return await live(told, stream, parts, wiring(), report_to_stderr, figures.watching(way))
 
 
-async def _way_to_peers(told: Told) -> Join:
+async def _way_to_peers(told: Told, meter: ExchangeMeter) -> Join:
     """What connects this rank to the others, as the settings say."""
     settings = told.settings
     if settings.dp_size == 1:
@@ -121,11 +121,12 @@ async def _way_to_peers(told: Told) -> Join:
         from engine.exchange.native import NativeExchange
 
         exchange = partial(NativeExchange, told.session, told.rank, settings.watchdog_s)
-        return join_by_exchange(told.rank, settings.dp_size, exchange)
+        return join_by_exchange(told.rank, settings.dp_size, exchange, meter)
     if settings.dp_exchange == "collective":
-        return join_by_exchange(told.rank, settings.dp_size, partial(_collective, told))
+        return join_by_exchange(told.rank, settings.dp_size, partial(_collective, told), meter)
     ends = {peer: socket.socket(fileno=descriptor) for peer, descriptor in told.peers.items()}
-    return join_by_links(told.rank, {peer: await SocketStream.from_socket(end) for peer, end in ends.items()})
+    streams = {peer: await SocketStream.from_socket(end) for peer, end in ends.items()}
+    return join_by_links(told.rank, streams, meter)
 
 
 def _collective(told: Told) -> Exchange:

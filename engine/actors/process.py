@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Any, Protocol
 
 import anyio
 from anyio.abc import TaskGroup
 
 from engine.actors.ask import Asks
-from engine.actors.core import Core
+from engine.actors.core import Core, Effect
 from engine.actors.links import Link, Ref
 from engine.actors.mailbox import Mailbox
 from engine.actors.shell import Shell
@@ -22,8 +22,21 @@ from engine.actors.wiring import Wiring, kind_of
 from engine.errors import BadMessage
 from engine.messages import Failed, Tick
 
+Receive = Callable[[Any], list[Effect]]
+Submit = Callable[[Any], None]
+
 LINK_MESSAGES = 4096
 """Bound of a link's outbox: eight times the requests that a rank takes by default, each with its abort."""
+
+
+class Watch(Protocol):
+    """Looks at what passes through a process, for its figures."""
+
+    def arriving(self, ref: Ref) -> Ref:
+        """What messages of other processes go to, in place of an actor's mailbox."""
+
+    def working(self, name: str, core: Core, submit: Submit | None) -> tuple[Receive, Submit | None]:
+        """What the actor of that name works with, in place of its core's `receive` and of `submit`."""
 
 
 class Process:
@@ -31,6 +44,7 @@ class Process:
 
     kind    of process, as in specs/system.toml: which actors are this process's own
     report  prints what went wrong, for a person
+    watch   looks at what passes; None: nobody does
     """
 
     def __init__(self, kind: str, wiring: Wiring, tasks: TaskGroup, report: Callable[[str], None]) -> None:
@@ -41,6 +55,7 @@ class Process:
         self.refs: dict[str, Ref] = {}
         self.failed: list[Failed] = []
         self.report = report
+        self.watch: Watch | None = None
         self.supervisor = Supervisor(self.asks, report, self.failed.append)
         self._cores: dict[str, Core] = {}
         self._links: list[Link] = []
@@ -76,7 +91,11 @@ class Process:
 
         def shell() -> Shell:
             core = self._cores[name] = make()
-            return Shell(core, mailbox, self.refs, self.timers, self.asks, may_send, submit)
+            receive: Receive = core.receive
+            submits = submit
+            if self.watch is not None:
+                receive, submits = self.watch.working(name, core, submit)
+            return Shell(core, mailbox, self.refs, self.timers, self.asks, may_send, submits, receive)
 
         return await self.supervisor.keep(Child(name, mailbox, shell))
 
@@ -123,6 +142,8 @@ class Process:
     async def run_link(self, link: Link) -> None:
         """Moves the link's messages until the far end is gone; raises BadMessage for a broken stream."""
         local = {kind_of(name): ref for name, ref in self.refs.items() if name not in self._elsewhere}
+        if self.watch is not None:
+            local = {name: self.watch.arriving(ref) for name, ref in local.items()}
         try:
             await link.run(local, self._note_bad)
         finally:

@@ -23,6 +23,7 @@ class Shell:
     refs    actors by name, this process's and those behind links
     sends   (receiver, message type name) pairs that the system description allows this actor
     submit  takes the jobs of `Run` effects; None where the core has none
+    receive the core's own, or what stands around it
     """
 
     def __init__(
@@ -34,6 +35,7 @@ class Shell:
         asks: Asks,
         sends: Callable[[str, type], bool],
         submit: Callable[[Any], None] | None = None,
+        receive: Callable[[Any], list[Effect]] | None = None,
     ) -> None:
         self.name = mailbox.name
         self.core = core
@@ -44,6 +46,7 @@ class Shell:
         self._asks = asks
         self._sends = sends
         self._submit = submit
+        self._receive = receive or core.receive
         self._timer: Timer | None = None
         self._entry = -1
         self._hand: deque[Any] = deque()
@@ -73,7 +76,7 @@ class Shell:
         hand, core, mailbox = self._hand, self.core, self.mailbox
         while hand and self._ended is None:
             self.message = hand.popleft()
-            effects = core.receive(self.message)
+            effects = self._receive(self.message)
             if core.entry != self._entry:
                 self._arm()
             if effects:
