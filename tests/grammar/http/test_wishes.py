@@ -76,7 +76,7 @@ async def test_the_native_route_has_a_grammar_for_each_prompt() -> None:
 
 WRONG: list[tuple[str, dict[str, Any], str, str]] = [
     (CHAT, {"response_format": {"type": "yaml"}}, "response_format", "/type"),
-    (CHAT, {"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "strin"}}}},
+    (CHAT, {"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "text"}}}},
      "response_format", "/json_schema/schema/type"),
     (CHAT, {"response_format": {**OPENAI, "json_schema": {**OPENAI["json_schema"], "strict": "yes"}}},
      "response_format", "/json_schema/strict"),
