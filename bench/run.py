@@ -27,6 +27,7 @@ NAMES = {
     "ranks": "two ranks with shared experts against one rank, logit by logit",
     "nano": "what the shipped model can do",
     "cost-table": "what steps cost by requests and rows; saved for servers of this machine and model",
+    "lossless": "greedy text with drafts is that of plain decoding, token for token",
     "grammar": "answers constrained by schemas: all valid, and throughput against free text",
     "traffic": "several ranks as one engine against one rank alone, answer for answer",
 }
@@ -62,6 +63,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dtype", default="float32", choices=("float32", "bfloat16"), help="offline, with drafts"
     )
+    parser.add_argument("--prompts", type=int, default=200, help="lossless: how many (default 200)")
+    parser.add_argument("--tokens", type=int, default=200, help="lossless: of each answer (default 200)")
     parser.add_argument("--requests", type=int, default=10_000, help="traffic: how many (default 10000)")
     parser.add_argument(
         "--quick", action="store_true", help="fewer repetitions, for a smoke test; not for quoting"
