@@ -130,7 +130,8 @@ class Watch:
         self._metrics = metrics
         self._group = group
         self._lines = lines
-        for line in lines:
+        for line, rank in zip(lines, group.ranks, strict=True):
+            line.rank = rank
             metrics.accepted(line)
 
     async def take(self) -> list[tuple[int, Delta]]:
@@ -143,7 +144,7 @@ class Watch:
             self._metrics.gained(line, len(delta.token_ids), now_s)
             if delta.finish != GOES_ON:
                 is_error = delta.finish in (ABORTED, FAILED)
-                self._metrics.ended(line, is_error, now_s)
+                self._metrics.ended(line, is_error, now_s, delta.finish)
                 failed = delta if is_error else failed
         if failed is not None:
             raise RequestEnded(failed)

@@ -68,6 +68,7 @@ class Settings:
     )
     snapshot_s: float = _flag(0.5, "seconds between load snapshots, when idle too")
     metrics_prefix: str = _flag("sglang:", "prefix of metric names; dashboards know the default")
+    enable_vllm_metrics: bool = _flag(False, "also expose metrics under the names of vLLM")
     dp_size: int = _flag(1, "data-parallel ranks", "--dp")
     ep_size: int = _flag(1, "ranks that share the routed experts: 1, or all of them", "--ep")
     enable_dp_lm_head: bool = _flag(

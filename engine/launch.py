@@ -277,7 +277,16 @@ def start_api(
     process.start("shutdown", lambda: Shutdown(ranks, drain_ms, stop_ms))
     context = served.bounds.context_length
     method = settings.load_balance_method
-    metrics = Metrics(settings.metrics_prefix, served.name, ranks, context, ENDPOINTS, method)
+    metrics = Metrics(
+        settings.metrics_prefix,
+        served.name,
+        ranks,
+        context,
+        ENDPOINTS,
+        method,
+        native=settings.dp_exchange == "native",
+        vllm=settings.enable_vllm_metrics,
+    )
     metrics.grammars.service = grammars
     health = process.mailbox("health")
 

@@ -6,12 +6,10 @@ Names and labels are those that dashboards of this kind of server scrape; the pr
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 from prometheus_client import (
     CollectorRegistry,
     Counter,
-    Gauge,
     Histogram,
     disable_created_metrics,
     generate_latest,
@@ -20,32 +18,22 @@ from prometheus_client import (
 from engine.actors.routing import EXPLICIT
 from engine.grammar_metrics import GrammarSeries
 from engine.grammar_rank_metrics import RankGrammarSeries
-from engine.messages import Snapshot
+from engine.messages import GOES_ON, Snapshot
+from engine.metrics_pauses import GcPauses
+from engine.metrics_process import HttpSeries, PauseSeries
+from engine.metrics_tables import LATENCY_S, TOKEN_S, TOKENS
+from engine.metrics_timeline import Timeline
+from engine.metrics_vllm import VllmSeries
 from engine.rank_metrics import RankMetrics
+
+__all__ = ["REFRESHES", "STREAMING", "Metrics", "Timeline"]
 
 # Series of creation times double the exposition, and no dashboard of these names reads them.
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
-LATENCY_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500)
-TOKENS = (1, 4, 16, 64, 256, 1024, 4096, 16384, 65536, 262144, 1048576)
 STREAMING = ("false", "true")
 REFRESHES = ("refreshed", "throttled", "stale")
 """What became of the ranks' published loads when a group was spread."""
-
-
-@dataclass(slots=True)
-class Timeline:
-    """Seconds of one completion on the loop's clock. Kept by the HTTP side, read by `Metrics`.
-
-    prompt_tokens  0 for all but the first completion of a prompt, which counts it for all
-    """
-
-    streaming: bool
-    prompt_tokens: int
-    began_s: float
-    first_s: float | None = None
-    last_s: float = 0.0
-    tokens: int = 0
 
 
 class Metrics:
@@ -54,6 +42,9 @@ class Metrics:
     ranks      data-parallel ranks
     endpoints  paths of the HTTP side
     method     how requests are spread that demand no rank
+    native     the ranks' exchange is the native one
+    vllm       the names of vLLM are exposed, too
+    pauses     garbage collections of this process
     """
 
     def __init__(
@@ -64,20 +55,25 @@ class Metrics:
         context_length: int,
         endpoints: Iterable[str],
         method: str = "total_requests",
+        native: bool = False,
+        vllm: bool = False,
     ) -> None:
         self._method = method
         self.registry = CollectorRegistry()
         self._prefix = prefix
         self._model = model_name
-        self._rank_series = RankMetrics(self.registry, prefix, model_name, ranks, context_length)
+        self._rank_series = RankMetrics(self.registry, prefix, model_name, ranks, context_length, native)
+        self._vllm = VllmSeries(self.registry, self._rank_series, model_name) if vllm else None
+        self.pauses = GcPauses("api_gc_pause_seconds")
+        self.registry.register(PauseSeries(prefix, model_name, self.pauses))
         self.grammars = GrammarSeries(prefix, model_name)
         self.registry.register(self.grammars)
         self._mask_series = RankGrammarSeries(prefix, model_name, ranks)
         self.registry.register(self._mask_series)
         self._request_series()
         self._routing_series()
-        self._http_series()
-        self._seed(ranks, endpoints)
+        self.http = HttpSeries(self.registry, prefix, endpoints)
+        self._seed(ranks)
         # Looked up once: these two count every token.
         self._between = self.between_tokens.labels(model_name)
         self._generated = [self.generation_tokens.labels(model_name, streaming) for streaming in STREAMING]
@@ -110,6 +106,8 @@ class Metrics:
         if line.prompt_tokens:
             self.prompt_tokens.labels(*labels).inc(line.prompt_tokens)
             self.prompt_sizes.labels(self._model).observe(line.prompt_tokens)
+            if self._vllm:
+                self._vllm.accepted(line)
 
     def gained(self, line: Timeline, tokens: int, now_s: float) -> None:
         """A completion's client got tokens."""
@@ -118,14 +116,22 @@ class Metrics:
         if line.first_s is None:
             line.first_s = now_s
             self.first_token.labels(self._model, STREAMING[line.streaming]).observe(now_s - line.began_s)
+            if self._vllm:
+                self._vllm.first_token(line)
         else:
             self._between.observe((now_s - line.last_s) / tokens)
+            if self._vllm:
+                self._vllm.between(line, (now_s - line.last_s) / tokens)
         line.last_s = now_s
         line.tokens += tokens
         self._generated[line.streaming].inc(tokens)
+        if self._vllm:
+            self._vllm.gained(line, tokens)
 
-    def ended(self, line: Timeline, aborted: bool, now_s: float) -> None:
-        """A completion got its terminal event, or its client left."""
+    def ended(self, line: Timeline, aborted: bool, now_s: float, finish: int = GOES_ON) -> None:
+        """A completion got its terminal event with this finish code, or its client left."""
+        if self._vllm:
+            self._vllm.ended(line, finish, now_s)
         if aborted:
             self.num_aborted.labels(self._model).inc()
             return
@@ -148,13 +154,11 @@ class Metrics:
 
     def request(self, endpoint: str) -> None:
         """An HTTP request began."""
-        self.http_requests.labels(endpoint).inc()
-        self.http_active.labels(endpoint).inc()
+        self.http.request(endpoint)
 
     def response(self, endpoint: str, status: int) -> None:
         """An HTTP request ended; 499 where the client left."""
-        self.http_active.labels(endpoint).dec()
-        self.http_responses.labels(endpoint, str(status)).inc()
+        self.http.response(endpoint, status)
 
     def exposition(self) -> bytes:
         """The text format of everything."""
@@ -182,10 +186,10 @@ class Metrics:
             "e2e_request_latency_seconds", "from receipt to the last token", by_stream, LATENCY_S
         )
         self.between_tokens = self._histogram(
-            "inter_token_latency_seconds", "between tokens of one completion", model, LATENCY_S
+            "inter_token_latency_seconds", "between tokens of one completion", model, TOKEN_S
         )
         self.per_token = self._histogram(
-            "request_time_per_output_token_seconds", "mean between tokens of one completion", model, LATENCY_S
+            "request_time_per_output_token_seconds", "mean between tokens of one completion", model, TOKEN_S
         )
         self.prompt_sizes = self._histogram("prompt_tokens_histogram", "prompt lengths", model, TOKENS)
         self.generation_sizes = self._histogram(
@@ -207,16 +211,7 @@ class Metrics:
             "dp_budget_refresh_total", "looks at the loads that ranks publish", ("model_name", "result")
         )
 
-    def _http_series(self) -> None:
-        self.http_requests = self._counter("http_requests_total", "HTTP requests received", ("endpoint",))
-        self.http_responses = self._counter(
-            "http_responses_total",
-            "HTTP answers by status; 499: the client left",
-            ("endpoint", "status_code"),
-        )
-        self.http_active = self._gauge("http_requests_active", "HTTP requests being answered", ("endpoint",))
-
-    def _seed(self, ranks: int, endpoints: Iterable[str]) -> None:
+    def _seed(self, ranks: int) -> None:
         for streaming in STREAMING:
             for series in (self.num_requests, self.prompt_tokens, self.generation_tokens):
                 series.labels(self._model, streaming)
@@ -234,16 +229,9 @@ class Metrics:
                 series.labels(self._model, str(rank), EXPLICIT)
         for result in REFRESHES:
             self.budget_refreshes.labels(self._model, result)
-        for endpoint in endpoints:
-            self.http_requests.labels(endpoint)
-            self.http_responses.labels(endpoint, "200")
-            self.http_active.labels(endpoint)
 
     def _counter(self, name: str, say: str, labels: tuple[str, ...]) -> Counter:
         return Counter(self._prefix + name, say, labels, registry=self.registry)
-
-    def _gauge(self, name: str, say: str, labels: tuple[str, ...]) -> Gauge:
-        return Gauge(self._prefix + name, say, labels, registry=self.registry)
 
     def _histogram(
         self, name: str, say: str, labels: tuple[str, ...], buckets: tuple[float, ...]

@@ -31,10 +31,12 @@ TOKEN_S = (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, *LATENCY_S)
 """Between tokens: those of one accepted draft come within microseconds of each other."""
 PAUSE_S = (1e-5, 1e-4, 1e-3, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1)
 WAIT_S = (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1, 10)
+TOKENS = (1, 4, 16, 64, 256, 1024, 4096, 16384, 65536, 262144, 1048576)
+"""Of a request."""
 STEP_TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 RATIOS = (1, 1.1, 1.25, 1.5, 1.75, 2, 3, 4, 6, 8)
 
-STAGES = ("queue", "prefill", "decode")
+STAGES = ("queue", "prefill", "decode", "inference")
 PHASES = ("submit", "abort", "peer", "results", "tick", "other")
 """What a scheduler works on, by the kind of the message."""
 
@@ -159,7 +161,9 @@ COUNTERS = {
 HISTOGRAMS = {
     "queue_time_seconds": Series("of a request, from the rank's mailbox to its slot", bounds=LATENCY_S),
     "per_stage_req_latency_seconds": Series(
-        "of a request: until it has its slot, then its first token, then its end", {"stage": STAGES}, TOKEN_S
+        "of a request: until it has its slot, then its first token, then its end; the last two together",
+        {"stage": STAGES},
+        TOKEN_S,
     ),
     "iteration_tokens": Series(
         "planned tokens of a step of this rank, idle ones left out", bounds=STEP_TOKENS

@@ -24,7 +24,7 @@ from engine.messages import (
     Tick,
 )
 from engine.metrics_buckets import Buckets, key_of
-from engine.metrics_tables import HISTOGRAMS, PHASES
+from engine.metrics_tables import HISTOGRAMS, PHASES, STAGES
 
 WINDOW_S = 30.0
 """The longest piece of work is that of one to two such windows."""
@@ -119,12 +119,12 @@ class Steps:
 
 
 class Stages:
-    """Where requests are, and how long each stage took: queue, prefill, decode."""
+    """Where requests are, and how long each stage took."""
 
     def __init__(self, now_s: Callable[[], float]) -> None:
         self._now_s = now_s
         # Request id -> since when.
-        self._since: dict[str, dict[int, float]] = {"queue": {}, "prefill": {}, "decode": {}}
+        self._since: dict[str, dict[int, float]] = {stage: {} for stage in STAGES}
         self._queue = Buckets("queue_time_seconds", HISTOGRAMS["queue_time_seconds"].bounds)
         name = "per_stage_req_latency_seconds"
         self._spent = {
@@ -144,6 +144,7 @@ class Stages:
             spent_s = self._pass_on("queue", bind.request_id, "prefill")
             if spent_s is not None:
                 self._queue.observe(spent_s)
+                self._since["inference"][bind.request_id] = self._since["prefill"][bind.request_id]
 
     def sent(self, msg: Message) -> Message:
         """On its way to the detokenizer: first tokens and ends."""
@@ -162,6 +163,7 @@ class Stages:
                 self._pass_on("prefill", request_id, "decode")
             if end:
                 self._pass_on("decode", request_id, "")
+                self._pass_on("inference", request_id, "")
                 self._drop(request_id)
 
     def _pass_on(self, stage: str, request_id: int, to: str) -> float | None:
