@@ -15,6 +15,8 @@ from engine.cache_sizes import CacheSizes, cache_sizes, free_host_bytes
 from engine.config import Settings
 from engine.cost_table import cost_table_for, subject_of
 from engine.errors import ConfigError
+from engine.grammar.pipeline_counters import PATH
+from engine.grammar.rank_grammars import RankGrammars, rank_grammars
 from engine.kernels.cpu import CpuOps
 from engine.memory.pools import KVState
 from engine.messages import RunStep, StepDone
@@ -49,6 +51,7 @@ class Loaded:
     eos_ids  tokens that end a request unless it ignores them
     block    drafted tokens of a round; 0: no draft was loaded
     costs    of its steps, for the budget of drafts; None: not measured
+    grammars of constrained requests; None: it can't follow any
     """
 
     runner: StepRunner
@@ -57,6 +60,7 @@ class Loaded:
     eos_ids: tuple[int, ...]
     block: int = 0
     costs: CostTable | None = None
+    grammars: RankGrammars | None = None
 
     def execute(self, job: RunStep) -> StepDone:
         """Runs one step; on the device thread only."""
@@ -94,18 +98,24 @@ def load_rank(settings: Settings, say: Say, groups: Groups = ALONE) -> Loaded:
         f"cache: {sizes.full_pages - 1} full and {sizes.window_pages - 1} window pages of 256 tokens, "
         f"{sizes.slots - 1} slots, {sizes.bytes >> 20} MiB"
     )
-    eos_ids = eos_of(config, Path(settings.model_path))
+    folder = Path(settings.model_path)
+    eos_ids = eos_of(config, folder)
+    width = 1 if drafter is None else drafter.block + 1
+    grammars = rank_grammars(folder, config.vocab_size, eos_ids, device, sizes.slots, width)
     speculation = None
     if drafter is not None:
         speculation = Speculation(drafter, state, _MODES[settings.speculative_verify_mode])
         say(told_of(drafter, config, speculation))
-    runner = StepRunner(model, state, eos_ids, speculation)
+    masks = None if grammars is None else grammars.pipeline
+    runner = StepRunner(model, state, eos_ids, speculation, masks)
     warm_up(runner, settings, say)
     costs = None
     if speculation is not None and speculation.mode != "static":
         costs = cost_table_for(settings, subject_of(runner), say)
+    if grammars is not None:
+        say(f"grammars: {len(grammars.compiler.vocabulary.tokens)} tokens, {PATH}")
     say(f"ready after {time.perf_counter() - begin:.1f} s")
-    return Loaded(runner, config, sizes, eos_ids, speculation.block if speculation else 0, costs)
+    return Loaded(runner, config, sizes, eos_ids, speculation.block if speculation else 0, costs, grammars)
 
 
 def _drafter(

@@ -10,13 +10,20 @@ from collections.abc import Callable
 from engine.actors.capacity import CostTable
 from engine.actors.core import Core
 from engine.actors.device import Device, DeviceThread, StepRunner
+from engine.actors.grammar_keys import GrammarLimits
 from engine.actors.intake import RankSetup
+from engine.actors.links import Ref
+from engine.actors.mailbox import Mailbox
+from engine.actors.no_matchers import NoMatchers
 from engine.actors.rank import Rank
 from engine.actors.speculation import Speculation
 from engine.actors.timers import Timers
 from engine.config import Settings
 from engine.errors import ConfigError
 from engine.messages import StepDone
+
+LOADERS = 2
+"""Threads that load grammars; one that is slow doesn't hold up all others."""
 
 
 def speculation_of(settings: Settings, block: int, costs: CostTable | None) -> Speculation | None:
@@ -65,6 +72,22 @@ class ModelParts:
         """A thread of its own."""
         return DeviceThread(load, deliver)
 
+    def matchers(self, settings: Settings, runner: StepRunner, mailbox: Mailbox, timers: Timers) -> Ref:
+        """Threads that load grammars."""
+        from engine.grammar.pipeline_loader import Matchers
+        from engine.loading import Loaded
+
+        if not isinstance(runner, Loaded) or runner.grammars is None:
+            return NoMatchers(mailbox.tell_first)
+        limits = GrammarLimits(
+            workers=LOADERS,
+            queued=settings.max_running_requests + settings.max_queued_requests,
+            cache_bytes=settings.grammar_cache_bytes,
+            cache_entries=settings.grammar_cache_entries,
+            timeout_s=settings.grammar_timeout_s,
+        )
+        return Matchers(runner.grammars, limits, mailbox.tell_first, timers)
+
     def wall_s(self) -> float:
         """The host's wall clock."""
         return time.time()
@@ -99,4 +122,5 @@ class ModelParts:
             watchdog_ms=int(settings.watchdog_s * 1000),
             speculation=speculation_of(settings, runner.block, runner.costs),
         )
-        return Rank(setup)
+        figures = dict if runner.grammars is None else runner.grammars.pipeline.figures
+        return Rank(setup, figures)

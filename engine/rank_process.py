@@ -20,7 +20,7 @@ from anyio.abc import SocketStream
 from engine import errors
 from engine.actors.core import Core
 from engine.actors.device import Device, StepRunner, name_thread
-from engine.actors.links import Link
+from engine.actors.links import Link, Ref
 from engine.actors.mailbox import Mailbox
 from engine.actors.process import Process, log_to_stderr, report_to_stderr
 from engine.actors.timers import Timers
@@ -74,6 +74,9 @@ class Parts(Protocol):
         self, load: Callable[[], StepRunner], deliver: Callable[[StepDone], None], timers: Timers
     ) -> Device:
         """What runs the steps."""
+
+    def matchers(self, settings: Settings, runner: StepRunner, mailbox: Mailbox, timers: Timers) -> Ref:
+        """On the loop thread: the actor `matchers`, whose answers go to the rank's mailbox."""
 
     def wall_s(self) -> float:
         """The wall clock, which snapshots carry."""
@@ -205,6 +208,7 @@ async def run_rank(
         for listener in ("ingress", "launcher"):
             await link.ref(listener).offer(RankUp(told.rank))
         process.tick(name, settings.snapshot_s, parts.wall_s)
+        process.refs["matchers"] = parts.matchers(settings, runner, mailbox, process.timers)
         core = parts.core(settings, told.rank, runner)
         reason = await process.keep(name, lambda: core, device.submit)
         if core.state == "lost":

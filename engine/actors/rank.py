@@ -7,6 +7,8 @@ While a step runs the next one is agreed and sent to the device, from plans that
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from engine.actors.batches import Batch, agreed, idle_batch
@@ -47,7 +49,8 @@ class Rank(Core):
     # The ledger isn't among them: it counts, and no decision reads it.
     DATA = ("requests", "intake", "planner", "next_epoch", "heard", "plan", "flight", "decision")
 
-    def __init__(self, setup: RankSetup) -> None:
+    def __init__(self, setup: RankSetup, figures: Callable[[], dict[str, float]] = dict) -> None:
+        """figures  of the device's side, for metrics"""
         super().__init__()
         self.setup = setup
         self.watchdog_ms = setup.watchdog_ms
@@ -57,6 +60,7 @@ class Rank(Core):
         self.planner = Planner(self.requests, setup.chunk_tokens, setup.graphs, setup.speculation)
         self._results = Results(self.requests, setup.rank, setup.eos_ids, setup.window_tokens)
         self._ledger = Ledger(setup.speculation)
+        self._figures = figures
         self.next_epoch = 0
         self.heard: list[Want | None] = [None] * setup.ranks
         self.plan: Batch | None = None
@@ -219,6 +223,7 @@ class Rank(Core):
         self.intake.check_deadlines(msg.now_s)
         self._ledger.note_tick(msg.now_s)
         counters = self._ledger.counters(self.requests, self.planner, self._results.cut)
+        counters |= self._figures()
         held = self.requests.held
         self.emit(Send("api", snapshot_of(self.setup.rank, msg.wall_s, self.state, counters, held)))
         self._publish_load()

@@ -108,6 +108,15 @@ class Pipeline:
         self._index: Int = np.zeros(0, np.int64)
         self._error: BaseException | None = None
 
+    @property
+    def reasons(self) -> bool:
+        """Whether a grammar may begin behind a reasoning."""
+        return self._think_end is not None
+
+    def figures(self) -> dict[str, float]:
+        """For metrics."""
+        return self.counters.figures()
+
     # ---- the event loop -----------------------------------------------------------------------
 
     def enter(self, request: int, matcher: Matcher, prompt_tokens: int, after_think: bool) -> None:

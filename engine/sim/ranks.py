@@ -13,6 +13,9 @@ import anyio
 from engine.actors.core import Core
 from engine.actors.device import Device, StepRunner
 from engine.actors.intake import RankSetup
+from engine.actors.links import Ref
+from engine.actors.mailbox import Mailbox
+from engine.actors.no_matchers import NoMatchers
 from engine.actors.process import Process
 from engine.actors.rank import Rank
 from engine.actors.schedule import Graphs
@@ -142,6 +145,10 @@ class Parts:
         model = PagedModel(Rules(bounds.eos, bounds.failing), self._world.watch.wrong, drafter)
         self._child.model = model
         return model
+
+    def matchers(self, settings: Settings, runner: StepRunner, mailbox: Mailbox, timers: Timers) -> Ref:
+        """No request has a grammar."""
+        return NoMatchers(mailbox.tell_first)
 
     def wall_s(self) -> float:
         """The simulated one."""
