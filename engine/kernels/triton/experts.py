@@ -1,0 +1,272 @@
+"""Experts in packed FP4: two grouped products over blocks of one expert's rows, and the sum over choices.
+
+Weights are decoded to bfloat16 in registers, exactly; activations are rounded to FP8 and kept as bfloat16,
+which is exact too, so that products are those of FP8 activations with FP4 weights, summed in float32.
+Weights fill the matrix unit's long side, rows its short one. Source: DeepSeek-V4's experts (clamp before
+silu; the routing weight before the second product, whose input is rounded after it).
+"""
+
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, misc"
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from engine.errors import ShapeMismatch
+from engine.kernels.triton.formats import (
+    AMAX_FLOOR,
+    FP4_GROUP,
+    GROUP,
+    convert,
+    decode_e2m1,
+    group_exponent,
+    power_of_two,
+    product,
+    sigmoid,
+    to_e4m3,
+)
+from engine.kernels.triton.quantise import round_split
+from engine.kernels.triton.routing import Blocks, sort_choices
+
+
+@dataclass(frozen=True)
+class Fp4Experts:
+    """w13 uint8 [E, 2 I, H / 2], gate rows first; w2 uint8 [E, H, I / 2]; e8m0 scales uint8 [..., / 32].
+
+    H and I are multiples of 128. raises ShapeMismatch
+    """
+
+    w13: Tensor
+    s13: Tensor
+    w2: Tensor
+    s2: Tensor
+
+    def __post_init__(self) -> None:
+        hidden, inner = self.hidden, self.inner
+        wanted = (
+            (2 * inner, hidden // 2),
+            (2 * inner, hidden // 32),
+            (hidden, inner // 2),
+            (hidden, inner // 32),
+        )
+        parts = (self.w13, self.s13, self.w2, self.s2)
+        if any(tuple(p.shape[1:]) != w or not p.is_contiguous() for p, w in zip(parts, wanted, strict=True)):
+            raise ShapeMismatch(f"experts are {[tuple(p.shape) for p in parts]}")
+        if hidden % GROUP or inner % GROUP:
+            raise ShapeMismatch(f"experts of {hidden} x {inner}: not in multiples of {GROUP}")
+
+    @property
+    def count(self) -> int:
+        """Experts here."""
+        return self.w13.shape[0]
+
+    @property
+    def hidden(self) -> int:
+        """Channels in and out."""
+        return self.w2.shape[1]
+
+    @property
+    def inner(self) -> int:
+        """Channels between the two products."""
+        return self.w13.shape[1] // 2
+
+
+@dataclass(frozen=True)
+class ExpertShape:
+    """How the products are cut: rows of a block, channels a step, outputs of the second, pipeline."""
+
+    rows: int
+    channels: int
+    outputs: int
+    warps: int
+    stages: int
+
+
+@triton.jit
+def _weights(codes, scales, SCALE_GROUP: tl.constexpr):
+    """bfloat16 even and odd columns of a tile; codes [N, C], scales [N, 2 C / SCALE_GROUP]."""
+    size: tl.constexpr = SCALE_GROUP // 2
+    n: tl.constexpr = codes.shape[0]
+    groups: tl.constexpr = scales.shape[1]
+    wide = tl.broadcast_to(scales[:, :, None], (n, groups, size))
+    return decode_e2m1(codes, tl.reshape(wide, (n, groups * size)))
+
+
+@triton.jit
+def _gate_up(
+    x, w, scales, weights, slots, owners, act, hidden, inner, limit, CHOICES: tl.constexpr,
+    ROWS: tl.constexpr, OUTPUTS: tl.constexpr, STEP: tl.constexpr, SCALE_GROUP: tl.constexpr,
+    FLOOR: tl.constexpr,
+):  # fmt: skip
+    block = tl.program_id(0)
+    expert = tl.load(owners + block).to(tl.int64)
+    if expert < 0:
+        return
+    choice = tl.load(slots + block * ROWS + tl.arange(0, ROWS))
+    live = choice >= 0
+    # A block's first slot is always taken: the empty ones compute the same row again, and store nothing.
+    choice = tl.where(live, choice, tl.load(slots + block * ROWS))
+    row = (choice // CHOICES).to(tl.int64)
+    n = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
+    half = hidden // 2
+    groups = hidden // SCALE_GROUP
+    k = tl.arange(0, STEP // 2)
+    gate_at = w + (expert * 2 * inner + n[:, None]) * half + k[None, :]
+    scale_at = (
+        scales + (expert * 2 * inner + n[:, None]) * groups + tl.arange(0, STEP // SCALE_GROUP)[None, :]
+    )
+    x_at = x + row[:, None] * hidden + k[None, :]
+    gate = tl.zeros((OUTPUTS, ROWS), tl.float32)
+    up = tl.zeros((OUTPUTS, ROWS), tl.float32)
+    for step in range(hidden // STEP):
+        at, scale_step = step * (STEP // 2), step * (STEP // SCALE_GROUP)
+        even = tl.trans(tl.load(x_at + at))
+        odd = tl.trans(tl.load(x_at + half + at))
+        low, high = _weights(tl.load(gate_at + at), tl.load(scale_at + scale_step), SCALE_GROUP)
+        gate = product(low, even, gate)
+        gate = product(high, odd, gate)
+        low, high = _weights(
+            tl.load(gate_at + inner * half + at), tl.load(scale_at + inner * groups + scale_step), SCALE_GROUP
+        )
+        up = product(low, even, up)
+        up = product(high, odd, up)
+    gate = tl.minimum(gate * 4294967296.0, limit)
+    up = tl.minimum(tl.maximum(up * 4294967296.0, -limit), limit)
+    weight = tl.load(weights + choice)
+    value = gate * sigmoid(gate) * up * weight[None, :]
+    # One program holds 128 outputs of its rows: a whole group of the next product's input.
+    value = convert(value, tl.bfloat16).to(tl.float32)
+    exponent = group_exponent(tl.maximum(tl.max(tl.abs(value), 0), FLOOR))[None, :]
+    near = to_e4m3(value, exponent).to(tl.float32) * power_of_two(exponent)
+    place = n // 2 + (n % 2) * (inner // 2)
+    at = choice.to(tl.int64)[None, :] * inner + place[:, None]
+    tl.store(act + at, near.to(tl.bfloat16), mask=live[None, :])
+
+
+@triton.jit
+def _down(
+    act, w, scales, slots, owners, out, hidden, inner,
+    ROWS: tl.constexpr, OUTPUTS: tl.constexpr, STEP: tl.constexpr, SCALE_GROUP: tl.constexpr,
+):  # fmt: skip
+    block = tl.program_id(0)
+    expert = tl.load(owners + block).to(tl.int64)
+    if expert < 0:
+        return
+    choice = tl.load(slots + block * ROWS + tl.arange(0, ROWS))
+    live = choice >= 0
+    row = tl.where(live, choice, tl.load(slots + block * ROWS)).to(tl.int64)
+    n = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
+    half = inner // 2
+    groups = inner // SCALE_GROUP
+    k = tl.arange(0, STEP // 2)
+    w_at = w + (expert * hidden + n[:, None]) * half + k[None, :]
+    scale_at = scales + (expert * hidden + n[:, None]) * groups + tl.arange(0, STEP // SCALE_GROUP)[None, :]
+    x_at = act + row[:, None] * inner + k[None, :]
+    total = tl.zeros((OUTPUTS, ROWS), tl.float32)
+    for step in range(inner // STEP):
+        at = step * (STEP // 2)
+        low, high = _weights(
+            tl.load(w_at + at), tl.load(scale_at + step * (STEP // SCALE_GROUP)), SCALE_GROUP
+        )
+        total = product(low, tl.trans(tl.load(x_at + at)), total)
+        total = product(high, tl.trans(tl.load(x_at + half + at)), total)
+    value = convert(tl.trans(total * 4294967296.0), tl.bfloat16)
+    tl.store(out + row[:, None] * hidden + n[None, :], value, mask=live[:, None])
+
+
+@triton.jit
+def _combine(
+    parts, ids, extra, out, experts, hidden, CHOICES: tl.constexpr, WIDE: tl.constexpr, EXTRA: tl.constexpr
+):
+    row = tl.program_id(0).to(tl.int64)
+    channel = tl.program_id(1) * WIDE + tl.arange(0, WIDE)
+    held = channel < hidden
+    total = tl.zeros((WIDE,), tl.float32)
+    for choice in tl.static_range(CHOICES):
+        expert = tl.load(ids + row * CHOICES + choice)
+        wide = tl.where((expert >= 0) & (expert < experts), hidden, 0)
+        total += tl.load(
+            parts + (row * CHOICES + choice) * hidden + channel, mask=channel < wide, other=0.0
+        ).to(tl.float32)
+    if EXTRA:
+        total += tl.load(extra + row * hidden + channel, mask=held, other=0.0).to(tl.float32)
+    tl.store(out + row * hidden + channel, convert(total, out.dtype.element_ty), mask=held)
+
+
+def shape_for(choices: int, experts: int) -> ExpertShape:
+    """A cut for so many choices: blocks about as long as an expert's rows on average."""
+    mean = choices / experts
+    rows = 16 if mean <= 16 else 32 if mean <= 32 else 64 if mean <= 96 else 128
+    return ExpertShape(rows, 128, 128, 4 if rows <= 64 else 8, 4 if rows <= 32 else 3)
+
+
+def gate_up(
+    x: Tensor, weights: Tensor, experts: Fp4Experts, blocks: Blocks, limit: float, shape: ExpertShape
+) -> Tensor:
+    """Each choice's weighted activation, rounded to FP8, even channels first; bfloat16 [T k, I].
+
+    x        bfloat16 [T, H], as `round_split` gives it
+    weights  float32 [T, k]
+    limit    gates are at most this, ups within it
+    Rows of ids outside 0..E - 1 aren't written.
+    """
+    choices = weights.numel()
+    act = torch.empty(choices, experts.inner, dtype=torch.bfloat16, device=x.device)
+    if choices:
+        _gate_up[(blocks.owners.shape[0], experts.inner // GROUP)](
+            x, experts.w13, experts.s13, weights, blocks.slots, blocks.owners, act, experts.hidden,
+            experts.inner, limit, weights.shape[1], blocks.rows, GROUP, shape.channels, FP4_GROUP, AMAX_FLOOR,
+            num_warps=shape.warps, num_stages=shape.stages,
+        )  # fmt: skip
+    return act
+
+
+def down(act: Tensor, experts: Fp4Experts, blocks: Blocks, shape: ExpertShape) -> Tensor:
+    """What each choice's expert gives; bfloat16 [T k, H]. Rows of ids outside 0..E - 1 aren't written."""
+    out = torch.empty(act.shape[0], experts.hidden, dtype=torch.bfloat16, device=act.device)
+    if act.shape[0]:
+        _down[(blocks.owners.shape[0], experts.hidden // shape.outputs)](
+            act, experts.w2, experts.s2, blocks.slots, blocks.owners, out, experts.hidden, experts.inner,
+            blocks.rows, shape.outputs, shape.channels, FP4_GROUP,
+            num_warps=shape.warps, num_stages=shape.stages,
+        )  # fmt: skip
+    return out
+
+
+def combine(parts: Tensor, ids: Tensor, experts: int, extra: Tensor | None = None) -> Tensor:
+    """The sum over choices in their order, in float32, plus `extra`; bfloat16 [T, H].
+
+    parts  bfloat16 [T k, H]; rows of ids outside 0..experts - 1 aren't read
+    extra  [T, H], the shared expert's rows, or none
+    """
+    (rows, choices), hidden = ids.shape, parts.shape[1]
+    out = torch.empty(rows, hidden, dtype=torch.bfloat16, device=parts.device)
+    if rows:
+        wide = min(1024, triton.next_power_of_2(hidden))
+        grid = (rows, triton.cdiv(hidden, wide))
+        _combine[grid](parts, ids, extra, out, experts, hidden, choices, wide, extra is not None)
+    return out
+
+
+def run_experts(
+    x: Tensor, ids: Tensor, weights: Tensor, experts: Fp4Experts, limit: float, extra: Tensor | None = None,
+    shape: ExpertShape | None = None,
+) -> Tensor:  # fmt: skip
+    """Sum over each row's experts, plus `extra`; bfloat16 [T, H]. Sizes follow from shapes alone.
+
+    x        [T, H] bfloat16 or float32; ids [T, k] int32 or int64, outside 0..E - 1: nothing is added
+    weights  [T, k] float32
+    raises   ShapeMismatch
+    """
+    if x.shape[1] != experts.hidden or ids.shape != weights.shape or ids.shape[0] != x.shape[0]:
+        raise ShapeMismatch(f"x {tuple(x.shape)}, ids {tuple(ids.shape)}, experts of {experts.hidden}")
+    ids, weights = ids.contiguous(), weights.contiguous()
+    cut = shape or shape_for(ids.numel(), experts.count)
+    blocks = sort_choices(ids, experts.count, cut.rows)
+    act = gate_up(round_split(x), weights, experts, blocks, limit, cut)
+    return combine(down(act, experts, blocks, cut), ids, experts.count, extra)

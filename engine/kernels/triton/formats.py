@@ -1,0 +1,108 @@
+"""Number formats inside kernels: e8m0 scales, the scale of a group, packed e2m1 codes.
+
+Source: the Open Compute Project's microscaling formats 1.0, and engine/model/quant.py, which is their oracle.
+"""
+
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, misc"
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+GROUP = 128
+"""Activations share a scale in groups of so many channels; weights in squares of it."""
+FP4_GROUP = 32
+INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
+"""The interpreter cuts digits off where the device rounds: here kernels round by hand before they convert."""
+AMAX_FLOOR = 1e-4
+"""The least magnitude a group's scale is made for."""
+
+
+@triton.jit
+def power_of_two(exponent):
+    """2^exponent as float32, exactly; int32 within [-126, 127]."""
+    return ((exponent + 127) << 23).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def decode_e8m0(raw):
+    """Scale bytes as float32. Byte 255 (NaN) is refused at loading and never comes here."""
+    biased = raw.to(tl.int32)
+    # 2^-127 is a subnormal of float32: the top bit of the mantissa.
+    return tl.where(biased == 0, 0x00400000, biased << 23).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def group_exponent(amax):
+    """Least e with 448 2^e >= amax, from the bits of amax: exact, no division. amax is normal, float32."""
+    bits = amax.to(tl.int32, bitcast=True)
+    # 448 is 1.75 times 2^8, and 0x600000 the mantissa of 1.75.
+    return (bits >> 23) - 135 + ((bits & 0x7FFFFF) > 0x600000).to(tl.int32)
+
+
+@triton.jit
+def _cut(x, DIGITS: tl.constexpr):
+    """x rounded to nearest, ties to even, as if its last DIGITS mantissa bits weren't there."""
+    bits = x.to(tl.int32, bitcast=True)
+    bits += (1 << (DIGITS - 1)) - 1 + ((bits >> DIGITS) & 1)
+    return (bits >> DIGITS << DIGITS).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def convert(x, DTYPE: tl.constexpr):
+    """float32 x as DTYPE, float32 or bfloat16, rounded to nearest."""
+    if INTERPRETED and tl.bfloat16 == DTYPE:
+        x = _cut(x, 16)
+    return x.to(DTYPE)
+
+
+@triton.jit
+def product(a, b, total):
+    """total + a b in float32; the interpreter would multiply the bits of bfloat16."""
+    if INTERPRETED and a.dtype == tl.bfloat16:
+        return tl.dot(a.to(tl.float32), b.to(tl.float32), total)
+    return tl.dot(a, b, total)
+
+
+@triton.jit
+def sigmoid(x):
+    """1 / (1 + e^-x) without overflow."""
+    small = tl.exp(-tl.abs(x))
+    return tl.where(x >= 0, 1.0, small) / (1.0 + small)
+
+
+@triton.jit
+def to_e4m3(x, exponent):
+    """x / 2^exponent in e4m3, saturating at 448; exponent broadcasts against x, both float32 and int32."""
+    scaled = x * power_of_two(-exponent)
+    scaled = tl.minimum(tl.maximum(scaled, -448.0), 448.0)
+    if INTERPRETED:
+        # Below 2^-6 the step is 2^-9: what is added there pushes smaller digits out.
+        scaled = tl.where(tl.abs(scaled) < 0.015625, scaled + 24576.0 - 24576.0, _cut(scaled, 20))
+    return scaled.to(tl.float8e4nv)
+
+
+@triton.jit
+def _times(bits, factor):
+    """As bfloat16 bits times factor, by way of float32; the interpreter would multiply the bits."""
+    wide = (bits.to(tl.int32) << 16).to(tl.float32, bitcast=True)
+    return (wide * factor.to(tl.float32)).to(tl.bfloat16)
+
+
+@triton.jit
+def decode_e2m1(code, scale):
+    """Low and high nibbles of packed bytes as bfloat16, times `scale` 2^-32.
+
+    code   uint8 [N, C]: e2m1 codes of columns 2j and 2j + 1 in the low and the high nibble of byte j
+    scale  uint8 [N, C]: the e8m0 scale of each byte, at most 160
+    """
+    # As bfloat16 bits an e2m1 code is its value times 2^-126, the subnormal one included.
+    wide = code.to(tl.uint16)
+    low = ((wide & 7) << 6) | ((wide & 8) << 12)
+    high = ((wide & 0x70) << 2) | ((wide & 0x80) << 8)
+    # 2^(scale - 127 + 126 - 32); what is left of the factor stays in the normal range.
+    factor = ((scale.to(tl.int16) + 94) << 7).to(tl.bfloat16, bitcast=True)
+    if INTERPRETED:
+        return _times(low, factor), _times(high, factor)
+    return low.to(tl.bfloat16, bitcast=True) * factor, high.to(tl.bfloat16, bitcast=True) * factor

@@ -1,0 +1,84 @@
+"""Activations to FP8: one power-of-two scale for 128 channels of a row.
+
+Source: DeepSeek-V4's quantised matrix products (scale 2^ceil(log2(max(amax, 1e-4) / 448)), e4m3).
+"""
+
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, misc"
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from engine.errors import ShapeMismatch
+from engine.kernels.triton.formats import AMAX_FLOOR, GROUP, group_exponent, power_of_two, to_e4m3
+
+ROW_GROUPS = 8
+
+
+@triton.jit
+def _quantise(
+    x, codes, scales, columns, x_stride, FLOOR: tl.constexpr, GROUPS: tl.constexpr, SIZE: tl.constexpr
+):
+    row = tl.program_id(0).to(tl.int64)
+    group = tl.program_id(1) * GROUPS + tl.arange(0, GROUPS)
+    channel = group[:, None] * SIZE + tl.arange(0, SIZE)[None, :]
+    held = channel < columns
+    value = tl.load(x + row * x_stride + channel, mask=held, other=0.0).to(tl.float32)
+    exponent = group_exponent(tl.maximum(tl.max(tl.abs(value), 1), FLOOR))
+    tl.store(codes + row * columns + channel, to_e4m3(value, exponent[:, None]), mask=held)
+    groups = columns // SIZE
+    tl.store(scales + row * groups + group, power_of_two(exponent), mask=group < groups)
+
+
+@triton.jit
+def _round(x, out, columns, x_stride, FLOOR: tl.constexpr, GROUPS: tl.constexpr, SIZE: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    group = tl.program_id(1) * GROUPS + tl.arange(0, GROUPS)
+    channel = group[:, None] * SIZE + tl.arange(0, SIZE)[None, :]
+    held = channel < columns
+    value = tl.load(x + row * x_stride + channel, mask=held, other=0.0).to(tl.float32)
+    exponent = group_exponent(tl.maximum(tl.max(tl.abs(value), 1), FLOOR))[:, None]
+    near = to_e4m3(value, exponent).to(tl.float32) * power_of_two(exponent)
+    place = channel // 2 + (channel % 2) * (columns // 2)
+    tl.store(out + row * columns + place, near.to(tl.bfloat16), mask=held)
+
+
+def quantise(x: Tensor) -> tuple[Tensor, Tensor]:
+    """FP8 codes and scales of activations.
+
+    x        [T, K] bfloat16 or float32, K a multiple of 128, last dimension contiguous
+    returns  float8_e4m3fn [T, K], float32 [T, K / 128], powers of two
+    raises   ShapeMismatch
+    """
+    rows, columns = _checked(x)
+    codes = torch.empty(rows, columns, dtype=torch.float8_e4m3fn, device=x.device)
+    scales = torch.empty(rows, columns // GROUP, dtype=torch.float32, device=x.device)
+    if rows:
+        grid = (rows, triton.cdiv(columns // GROUP, ROW_GROUPS))
+        _quantise[grid](x, codes, scales, columns, x.stride(0), AMAX_FLOOR, ROW_GROUPS, GROUP)
+    return codes, scales
+
+
+def round_split(x: Tensor) -> Tensor:
+    """Activations as FP8 sees them, again bfloat16 (exact), even channels first.
+
+    x        [T, K] bfloat16 or float32, K a multiple of 128, last dimension contiguous
+    returns  bfloat16 [T, K]: the rounded channels 0, 2, 4, ..., then 1, 3, 5, ...: the order of the nibbles
+             of packed FP4 weights
+    raises   ShapeMismatch
+    """
+    rows, columns = _checked(x)
+    out = torch.empty(rows, columns, dtype=torch.bfloat16, device=x.device)
+    if rows:
+        grid = (rows, triton.cdiv(columns // GROUP, ROW_GROUPS))
+        _round[grid](x, out, columns, x.stride(0), AMAX_FLOOR, ROW_GROUPS, GROUP)
+    return out
+
+
+def _checked(x: Tensor) -> tuple[int, int]:
+    if x.dim() != 2 or x.shape[1] % GROUP or x.stride(1) != 1:
+        raise ShapeMismatch(f"x is {tuple(x.shape)}, strides {x.stride()}; takes [T, a multiple of {GROUP}]")
+    return x.shape[0], x.shape[1]

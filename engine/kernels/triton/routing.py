@@ -1,0 +1,155 @@
+"""The router's choice, and choices sorted into blocks of one expert each, without a read by the host.
+
+Source: DeepSeek-V4's gate (square root of softplus; the bias chooses and never weighs; hash layers look
+their experts up by token id). Ties go to the expert with the smaller id.
+"""
+
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, misc"
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from engine.errors import ShapeMismatch
+
+CHUNK = 1024
+
+
+@triton.jit
+def _score(logit):
+    """sqrt(softplus(logit)), with full relative precision for very negative logits too."""
+    small = tl.exp(-tl.abs(logit))
+    one = 1.0 + small
+    # log1p: the rounding of 1 + small is undone by the quotient.
+    rest = tl.where(one == 1.0, small, tl.log(one) * (small / tl.where(one == 1.0, 1.0, one - 1.0)))
+    return tl.sqrt(tl.maximum(logit, 0.0) + rest)
+
+
+@triton.jit
+def _route(
+    logits, bias, table, tokens, ids, weights, experts, vocabulary, scaling,
+    COUNT: tl.constexpr, PADDED: tl.constexpr, WIDE: tl.constexpr, HASHED: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    expert = tl.arange(0, WIDE)
+    place = tl.arange(0, PADDED)
+    token = tl.load(tokens + row)
+    known = (token >= 0) & (token < vocabulary)
+    score = _score(tl.load(logits + row * experts + expert, mask=expert < experts, other=0.0))
+    chosen = tl.full((PADDED,), -1, tl.int32)
+    weight = tl.zeros((PADDED,), tl.float32)
+    ranking = score
+    if not HASHED:
+        ranking = score + tl.load(bias + expert, mask=expert < experts, other=0.0)
+    ranking = tl.where(expert < experts, ranking, float("-inf"))
+    for choice in tl.static_range(COUNT):
+        if HASHED:
+            best = tl.load(table + tl.where(known, token, 0).to(tl.int64) * COUNT + choice).to(tl.int32)
+        else:
+            best = tl.argmax(ranking, 0, tie_break_left=True)
+            ranking = tl.where(expert == best, float("-inf"), ranking)
+        chosen = tl.where(place == choice, best, chosen)
+        weight = tl.where(place == choice, tl.sum(tl.where(expert == best, score, 0.0), 0), weight)
+    weight = weight * (scaling / tl.sum(weight, 0))
+    at = row * COUNT + place
+    tl.store(ids + at, tl.where(known, chosen, -1), mask=place < COUNT)
+    tl.store(weights + at, tl.where(known, weight, 0.0), mask=place < COUNT)
+
+
+@triton.jit
+def _sort(
+    ids, slots, owners, choices, experts, blocks,
+    ROWS: tl.constexpr, BINS: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    expert = tl.program_id(0)
+    lane = tl.arange(0, CHUNK)
+    bin = tl.arange(0, BINS)
+    counts = tl.zeros((BINS,), tl.int32)
+    for first in range(0, choices, CHUNK):
+        own = tl.load(ids + first + lane, mask=first + lane < choices, other=-1)
+        own = tl.where((own >= 0) & (own < experts), own, BINS - 1).to(tl.int32)
+        counts += tl.histogram(own, BINS)
+    tiles = tl.where(bin < experts, (counts + ROWS - 1) // ROWS, 0)
+    start = tl.sum(tl.where(bin < expert, tiles, 0), 0)
+    count = tl.sum(tl.where(bin == expert, tiles, 0), 0)
+    if expert == experts:
+        # The last program closes the list: blocks beyond it belong to nobody.
+        for first in range(start, blocks, CHUNK):
+            tl.store(owners + first + lane, -1, mask=first + lane < blocks)
+    else:
+        for first in range(start, start + count, CHUNK):
+            tl.store(owners + first + lane, expert, mask=first + lane < start + count)
+        place = start * ROWS
+        for first in range(0, choices, CHUNK):
+            own = tl.load(ids + first + lane, mask=first + lane < choices, other=-1)
+            hit = (own == expert).to(tl.int32)
+            tl.store(slots + place + tl.cumsum(hit, 0) - 1, first + lane, mask=hit > 0)
+            place += tl.sum(hit, 0)
+        end = (start + count) * ROWS
+        for first in range(place, end, CHUNK):
+            tl.store(slots + first + lane, -1, mask=first + lane < end)
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Choices in blocks of `rows`, each of one expert; a choice is t k + j, for choice j of row t.
+
+    slots   int32 [blocks, rows]: choices, in ascending order for each expert; -1 where a block isn't full
+    owners  int32 [blocks]: expert of each block; -1 for blocks that aren't needed (their slots hold anything)
+    """
+
+    slots: Tensor
+    owners: Tensor
+    rows: int
+
+
+def route(
+    logits: Tensor, tokens: Tensor, bias: Tensor | None, table: Tensor | None, count: int, scaling: float
+) -> tuple[Tensor, Tensor]:
+    """Experts of each row, best first, and their weights.
+
+    logits   [T, E] float32
+    tokens   [T] token ids; -1 (and any id outside the table) is padding: ids -1, weights 0
+    bias     [E] float32, or none and table [V, k] of expert ids by token, int32 or int64
+    returns  ids int32 [T, k], weights float32 [T, k]
+    raises   ShapeMismatch
+    """
+    rows, experts = logits.shape
+    if (bias is None) == (table is None) or count > experts or not logits.is_contiguous():
+        raise ShapeMismatch(f"{count} of {experts} experts; takes a bias or a table, not both")
+    ids = torch.empty(rows, count, dtype=torch.int32, device=logits.device)
+    weights = torch.empty(rows, count, dtype=torch.float32, device=logits.device)
+    if rows:
+        vocabulary = 2**31 - 1 if table is None else table.shape[0]
+        _route[(rows,)](
+            logits, bias, table, tokens, ids, weights, experts, vocabulary, scaling, count,
+            triton.next_power_of_2(count), triton.next_power_of_2(experts), table is not None, num_warps=1,
+        )  # fmt: skip
+    return ids, weights
+
+
+def block_count(choices: int, experts: int, rows: int) -> int:
+    """The most blocks of `rows` that so many choices can need, whatever they choose."""
+    return choices // rows + min(choices, experts)
+
+
+def sort_choices(ids: Tensor, experts: int, rows: int) -> Blocks:
+    """Choices in blocks of one expert each; the same ids give the same blocks.
+
+    ids      [T, k] int32 or int64; ids outside 0..experts - 1 are left out
+    rows     of a block
+    """
+    choices = ids.numel()
+    blocks = block_count(choices, experts, rows)
+    slots = torch.empty(blocks, rows, dtype=torch.int32, device=ids.device)
+    owners = torch.empty(blocks, dtype=torch.int32, device=ids.device)
+    if choices:
+        bins = max(32, triton.next_power_of_2(experts + 1))
+        chunk = min(CHUNK, max(128, triton.next_power_of_2(choices)))
+        _sort[(experts + 1,)](ids.contiguous(), slots, owners, choices, experts, blocks, rows, bins, chunk)
+    return Blocks(slots, owners, rows)

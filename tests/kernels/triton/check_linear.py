@@ -1,0 +1,92 @@
+"""Quantising and FP8 products against plain torch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from engine.errors import ShapeMismatch
+from engine.kernels.triton import linear, oracle, quantise
+from tests.kernels.triton.cases import DEVICE, distance, fp8_weight, values
+
+BF16 = 4e-3
+"""One rounding to bfloat16 (at most 2^-8) of sums whose order differs."""
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(0, 128), (1, 128), (3, 1280), (5, 384)])
+def test_quantise(rows: int, columns: int) -> None:
+    x = values(rows, rows, columns)
+    codes, scales = quantise.quantise(x)
+    wanted, wanted_scales = oracle.quantise(x)
+    assert torch.equal(codes.view(torch.uint8), wanted.view(torch.uint8))
+    assert torch.equal(scales, wanted_scales)
+
+
+def test_quantise_at_the_edges_of_scales() -> None:
+    x = torch.zeros(6, 128, device=DEVICE)
+    x[1], x[2, 5], x[3, 127] = 1e-30, 448.0, 448.0 * (1 + 2**-23)
+    x[4, 0], x[5] = -1e30, torch.linspace(-448, 448, 128, device=DEVICE)
+    codes, scales = quantise.quantise(x)
+    wanted, wanted_scales = oracle.quantise(x)
+    assert torch.equal(scales, wanted_scales)
+    assert scales[2] == 1.0
+    assert scales[3] == 2.0
+    assert torch.equal(codes.float(), wanted.float())
+
+
+def test_round_split() -> None:
+    x = values(3, 3, 384)
+    near = oracle.rounded(x)
+    assert torch.equal(quantise.round_split(x).float(), torch.cat([near[:, ::2], near[:, 1::2]], 1))
+
+
+def test_quantise_refuses_ragged_groups() -> None:
+    with pytest.raises(ShapeMismatch, match="130"):
+        quantise.quantise(torch.zeros(1, 130, device=DEVICE))
+
+
+@pytest.mark.parametrize(
+    ("rows", "outputs", "columns", "shape"),
+    [
+        (0, 128, 128, None),
+        (1, 64, 256, None),
+        (17, 200, 512, None),
+        (3, 130, 640, (16, 64, 4, True)),
+        (5, 384, 256, (32, 128, 2, True)),
+        (70, 130, 256, (32, 64, 1, False)),
+    ],
+)
+def test_linear(rows: int, outputs: int, columns: int, shape: tuple[int, int, int, bool] | None) -> None:
+    x = values(rows, rows, columns)
+    weight = linear.Fp8Weight(*fp8_weight(outputs, outputs, columns))
+    cut = None if shape is None else linear.LinearShape(*shape, 4, 3)
+    out = linear.linear_fp8(x, weight, cut)
+    assert out.shape == (rows, outputs)
+    assert distance(out, oracle.linear(oracle.rounded(x), weight)) < BF16
+    assert distance(linear.linear_bf16(x, weight, cut), oracle.linear(x, weight)) < BF16
+
+
+@pytest.mark.parametrize("rows", [1, 19])
+def test_groups(rows: int) -> None:
+    x = values(rows, rows, 2 * 256)
+    weight = linear.Fp8Weight(*fp8_weight(4, 2 * 128, 256), 2)
+    assert distance(linear.linear_fp8(x, weight), oracle.linear(oracle.rounded(x), weight)) < BF16
+    assert distance(linear.linear_bf16(x, weight), oracle.linear(x, weight)) < BF16
+
+
+def test_extreme_scales_and_strided_rows() -> None:
+    x = values(1, 4, 512)[:, 128:384]
+    codes, scales = fp8_weight(2, 128, 256)
+    scales[0] = torch.tensor([0, 160], dtype=torch.uint8, device=DEVICE)
+    weight = linear.Fp8Weight(codes, scales)
+    assert distance(linear.linear_fp8(x, weight), oracle.linear(oracle.rounded(x), weight)) < BF16
+
+
+def test_shapes_are_checked() -> None:
+    codes, scales = fp8_weight(0, 256, 256)
+    with pytest.raises(ShapeMismatch):
+        linear.Fp8Weight(codes, scales[:1])
+    with pytest.raises(ShapeMismatch):
+        linear.Fp8Weight(codes, scales, 4)
+    with pytest.raises(ShapeMismatch, match="128"):
+        linear.linear_fp8(values(0, 1, 128), linear.Fp8Weight(codes, scales))

@@ -1,0 +1,108 @@
+"""Routing, sorting and FP4 experts against plain torch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from engine.errors import ShapeMismatch
+from engine.kernels.triton import experts, oracle, routing
+from tests.kernels.triton.cases import DEVICE, distance, fp4_weight, seeded, values
+
+BF16 = 6e-3
+"""Roundings to bfloat16 of each choice and of the sum, and FP8 roundings that fall to the other side."""
+
+
+@pytest.mark.parametrize(("rows", "count", "of"), [(0, 2, 8), (1, 6, 256), (5, 3, 12)])
+def test_route(rows: int, count: int, of: int) -> None:
+    logits = torch.randn(rows, of, generator=seeded(rows), device=DEVICE) * 8
+    bias = torch.randn(of, generator=seeded(1), device=DEVICE)
+    tokens = torch.arange(rows, device=DEVICE)
+    tokens[3:4] = -1
+    ids, weights = routing.route(logits, tokens, bias, None, count, 1.5)
+    wanted, right = oracle.route(logits, tokens, bias, None, count, 1.5)
+    assert torch.equal(ids, wanted)
+    assert distance(weights, right) < 1e-5
+
+
+def test_ties_go_to_the_smaller_id() -> None:
+    ids, weights = routing.route(
+        torch.zeros(1, 9, device=DEVICE), torch.zeros(1, device=DEVICE, dtype=torch.int64),
+        torch.tensor([0, 1, 0, 2, 1, 1, 2, 0, 0.0], device=DEVICE), None, 4, 2.0,
+    )  # fmt: skip
+    assert ids.tolist() == [[3, 6, 1, 4]]
+    assert torch.allclose(weights, torch.full_like(weights, 0.5))
+
+
+def test_route_by_token() -> None:
+    table = torch.randint(0, 7, (11, 2), generator=seeded(0), device=DEVICE)
+    tokens = torch.tensor([3, -1, 10, 11, 0], device=DEVICE)
+    logits = torch.randn(5, 7, generator=seeded(1), device=DEVICE) - 30
+    ids, weights = routing.route(logits, tokens, None, table, 2, 1.5)
+    wanted, right = oracle.route(logits.double(), tokens, None, table, 2, 1.5)
+    assert torch.equal(ids, wanted)
+    assert distance(weights, right) < 1e-5
+    assert ids[1].tolist() == ids[3].tolist() == [-1, -1]
+
+
+@pytest.mark.parametrize("rows", [1, 16])
+@pytest.mark.parametrize(("tokens", "of"), [(0, 3), (1, 5), (40, 3), (700, 40)])
+def test_sort(tokens: int, of: int, rows: int) -> None:
+    ids = torch.randint(-2, of + 2, (tokens, 2), generator=seeded(tokens), device=DEVICE)
+    ids[ids == 1] = 0  # an expert without rows
+    blocks = routing.sort_choices(ids, of, rows)
+    owners = blocks.owners.tolist()
+    needed = [expert for expert in owners if expert >= 0]
+    assert owners == sorted(needed) + [-1] * (len(owners) - len(needed))
+    for expert in range(of):
+        own = [slots for slots, owner in zip(blocks.slots.tolist(), owners, strict=True) if owner == expert]
+        flat = [choice for slots in own for choice in slots]
+        held = (ids.flatten() == expert).nonzero().flatten().tolist()
+        assert len(own) == -(-len(held) // rows)
+        assert flat == held + [-1] * (len(flat) - len(held))
+
+
+def small_experts(of: int, hidden: int, inner: int) -> experts.Fp4Experts:
+    return experts.Fp4Experts(*fp4_weight(1, of, 2 * inner, hidden), *fp4_weight(2, of, hidden, inner))
+
+
+def choices(seed: int, rows: int, count: int, of: int) -> tuple[Tensor, Tensor]:
+    ids = torch.randint(-1, of + 1, (rows, count), generator=seeded(seed), device=DEVICE, dtype=torch.int32)
+    return ids, torch.rand(rows, count, generator=seeded(seed + 1), device=DEVICE)
+
+
+@pytest.mark.parametrize(("rows", "count", "of"), [(0, 2, 3), (1, 2, 3), (5, 3, 4), (37, 2, 3)])
+def test_experts(rows: int, count: int, of: int) -> None:
+    weight = small_experts(of, 256, 128)
+    x, (ids, weights) = values(rows, rows, 256), choices(rows, rows, count, of)
+    ids[ids == 2] = 0  # an expert without rows
+    extra = values(9, rows, 256)
+    for own in (None, extra):
+        out = experts.run_experts(x, ids, weights, weight, 10.0, own)
+        assert out.dtype == torch.bfloat16
+        assert distance(out, oracle.run_experts(x, ids, weights, weight, 10.0, own)) < BF16
+
+
+def test_clamp_decides_where_activations_are_large() -> None:
+    weight, x = small_experts(2, 128, 128), values(0, 2, 128)
+    ids, weights = torch.tensor([[0, 1], [1, 0]], device=DEVICE), torch.ones(2, 2, device=DEVICE)
+    tight, loose = (experts.run_experts(x, ids, weights, weight, limit) for limit in (0.05, 10.0))
+    assert distance(tight, oracle.run_experts(x, ids, weights, weight, 0.05)) < BF16
+    assert distance(tight, loose) > 0.5
+
+
+def test_padding_adds_nothing_and_a_row_does_not_depend_on_others() -> None:
+    weight = small_experts(3, 128, 128)
+    x, (ids, weights) = values(1, 9, 128), choices(4, 9, 2, 3)
+    ids[4:] = -1
+    out = experts.run_experts(x, ids, weights, weight, 10.0)
+    assert not out[4:].any()
+    assert torch.equal(out[:4], experts.run_experts(x[:4], ids[:4], weights[:4], weight, 10.0))
+
+
+def test_shapes_are_checked() -> None:
+    with pytest.raises(ShapeMismatch):
+        experts.Fp4Experts(*fp4_weight(1, 2, 256, 128), *fp4_weight(2, 2, 128, 256))
+    with pytest.raises(ShapeMismatch):
+        routing.route(torch.zeros(1, 4), torch.zeros(1), None, None, 2, 1.0)
