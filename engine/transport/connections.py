@@ -27,7 +27,7 @@ _MOST_DESCRIPTORS = 253
 """What the kernel lets one message carry. Whatever arrives fits: too many are counted, not cut off."""
 
 _ANCILLARY = socket.CMSG_SPACE(4 * _MOST_DESCRIPTORS) + socket.CMSG_SPACE(_CREDENTIALS.size)
-_DEATH_S = 0.2
+_DEATH_S = 1.0
 """A dying process closes its sockets a little before /proc shows that it is dead."""
 
 
@@ -63,6 +63,7 @@ class Connection:
         self.own, self.peer = identity_of(os.getpid()), peer
         self.session, self.rank, self.peer_rank = session, rank, peer_rank
         self._socket = end
+        self._lost: DescriptorError | None = None
         try:
             end.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
             told = end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
@@ -167,7 +168,12 @@ class Connection:
         return errors.DescriptorSyscall(f"{doing}: {os.strerror(error.errno or 0)}")
 
     def _gone(self) -> DescriptorError:
-        """Why there is nobody at the far end."""
+        """Why there is nobody at the far end; found out once."""
+        if self._lost is None:
+            self._lost = self._why_gone()
+        return type(self._lost)(str(self._lost))
+
+    def _why_gone(self) -> DescriptorError:
         until_s = time.monotonic() + _DEATH_S
         while time.monotonic() < until_s:
             try:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
-import stat
 from collections.abc import Sequence
 from typing import Any
 
@@ -118,17 +117,15 @@ class HostImporter:
 
     def check(self, descriptor: int, nbytes: int) -> None:
         """As Importer.check."""
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            raise errors.DescriptorKind(f"a descriptor with mode {status.st_mode:#o} is no host memory")
         try:
             seals = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS)
         except OSError as error:
             raise errors.DescriptorKind(f"a file that can't be sealed is no host memory: {error}") from error
         if seals != SEALS:
             raise errors.DescriptorUnsealed(f"seals {seals:#x}, not {SEALS:#x}")
-        if status.st_size != nbytes:
-            raise errors.DescriptorSize(f"memory of {status.st_size} bytes; {nbytes} were declared")
+        found = os.fstat(descriptor).st_size
+        if found != nbytes:
+            raise errors.DescriptorSize(f"memory of {found} bytes; {nbytes} were declared")
 
     def same(self, one: int, other: int) -> bool:
         """As Importer.same."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import signal
 import sys
 import threading
@@ -79,7 +80,22 @@ OFFERS = {
 LATER = {"index twice": 1, "overlap": 1, "same memory": 2, "same descriptor": 2}
 """Faults that need frames before theirs."""
 
-ONE_SIDED = {"close", "silence", "kill"}
+KILLED = {"close", "kill"}
+"""Faults after which the far end is killed, by the test or by itself."""
+
+TEXTS = {
+    "misaligned": "not in multiples of",
+    "overlap": "spans overlap",
+    "outside": "ends beyond its pool",
+    "huge": "ends beyond its pool",
+    "moved": "is at .* not at",
+    "size": "span . has .* bytes, not",
+    "smaller": "were declared",
+    "index twice": "came twice",
+    "same memory": "bring the same memory",
+}
+"""Where one class has several causes: what the message says of this one."""
+
 ANSWERS = {
     "kill": "PeerDead",
     "close": "Closed",
@@ -117,6 +133,12 @@ def _nothing_left(peers: Peers, regions: list[HostRegion]) -> Iterator[None]:
     assert held() == before
 
 
+def end_of(end: Connection, fault: str) -> None:
+    """Kills a far end that lives on only to be seen alive."""
+    if fault == "close":
+        os.kill(end.peer.pid, signal.SIGKILL)
+
+
 def named(name: str) -> type[DescriptorError]:
     return vars(errors)[f"Descriptor{name}"]
 
@@ -136,6 +158,7 @@ def test_a_received_descriptor_is_closed_on_exec(peers: Peers) -> None:
         assert (frame.index, frame.size) == (0, LAYOUT.spans[0][1])
         assert [os.get_inheritable(descriptor) for descriptor in descriptors] == [False]
         os.close(descriptors[0])
+        end_of(end, "close")
         peers.result()
 
 
@@ -161,15 +184,19 @@ def test_a_faulty_offer_is_one_named_error_on_both_sides(peers: Peers, fault: st
         with pytest.raises(named(OFFERS[fault])) as failed:
             accept(end, LAYOUT, HostImporter(), within_s)
         assert time.monotonic() - begun_s < within_s + 3
+        with pytest.raises(errors.DescriptorClosed, match="this end is closed"):
+            end.receive(time.monotonic() + 1)
+        end_of(end, fault)
         told = peers.result()
     assert type(failed.value) is named(OFFERS[fault])
     assert failed.value.rank == (1 if fault == "tells" else 0)
-    if fault == "kill":
+    assert re.search(TEXTS.get(fault, ""), str(failed.value)), failed.value
+    if fault in KILLED:
         assert told == {"exit": -signal.SIGKILL}
         return
     assert told["exit"] == 0
     assert told["leaked"] == [], told
-    if fault not in ONE_SIDED:
+    if fault != "silence":
         assert (told["error"], told["by"]) == (type(failed.value).__name__, failed.value.rank), told
 
 
@@ -179,9 +206,10 @@ def test_a_faulty_answer_is_a_named_error(peers: Peers, regions: list[HostRegion
     with peers.meeting("accept", LAYOUT, fault=fault, at=len(PAGES)) as end:
         with pytest.raises(DescriptorError) as failed:
             offer(end, LAYOUT, regions, within_s)
+        end_of(end, fault)
         told = peers.result()
     assert type(failed.value) is named(ANSWERS[fault]), failed.value
-    assert told["exit"] == (-signal.SIGKILL if fault == "kill" else 0)
+    assert told["exit"] == (-signal.SIGKILL if fault in KILLED else 0)
 
 
 @pytest.mark.parametrize("at", range(len(PAGES)))
@@ -190,6 +218,7 @@ def test_a_receiver_that_leaves_early_is_found(peers: Peers, regions: list[HostR
         with peers.meeting("accept", LAYOUT, fault=fault, at=at) as end:
             with pytest.raises(DescriptorError) as failed:
                 offer(end, LAYOUT, regions, 10)
+            end_of(end, fault)
             peers.result()
         assert type(failed.value) is named(ANSWERS[fault])
 
@@ -313,4 +342,5 @@ def test_a_closed_end_and_a_passed_deadline_have_names(peers: Peers) -> None:
         end.close()
         with pytest.raises(errors.DescriptorClosed):
             end.receive(time.monotonic() + 1)
+        end_of(end, "close")
         peers.result()

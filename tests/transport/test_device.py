@@ -24,7 +24,7 @@ from engine.transport.tensors import device_tensor, dlpack_bytes
 from tests.transport.peer import fill, held, holds
 from tests.transport.peers import Peers
 from tests.transport.standin import UNIT, build, bytes_of
-from tests.transport.test_descriptors import named
+from tests.transport.test_descriptors import end_of, named
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the stand-in is Linux's")
 LAYOUT = Layout(
@@ -120,6 +120,7 @@ def test_a_faulty_offer_of_device_memory_is_refused(driver: Driver, peers: Peers
     with peers.meeting("offer", LAYOUT, fault=fault, at=2) as end:
         with pytest.raises(named(FAULTS[fault])) as failed:
             accept(end, LAYOUT, DeviceImporter(driver, (0, 1)), 10)
+        end_of(end, fault)
         told = peers.result()
     del failed
     assert told.get("leaked", []) == []
