@@ -7,7 +7,7 @@ CSTYLE := {BasedOnStyle: Google, IndentWidth: 4, ColumnLimit: 115, IncludeBlocks
 CFLAGS := -std=gnu11 -O2 -Wall -Wextra -Wshadow -Werror -Wno-psabi -fsyntax-only
 QUIET  := --quiet --disable-pip-version-check
 
-.PHONY: setup serve test check diagrams bench clean
+.PHONY: setup serve test check diagrams docs bench clean
 
 setup: $(STAMP)
 
@@ -36,9 +36,13 @@ check: setup
 	git ls-files -z | xargs -0 $(BIN)/detect-secrets-hook --no-verify --exclude-files '\.(json|safetensors|svg)$$'
 	$(BIN)/python -m engine check
 	$(BIN)/python -m engine diagrams --check
+	$(BIN)/python -m engine docs --check
 
 diagrams: setup
 	$(BIN)/python -m engine diagrams
+
+docs: setup
+	$(BIN)/python -m engine docs
 
 bench: setup
 	$(BIN)/python -m engine bench $(ARGS)

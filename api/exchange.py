@@ -10,6 +10,7 @@ import orjson
 
 from api.errors import error_body, headers_of, status_of
 from engine.errors import BodyTooLarge
+from engine.fine_clock import fine_s
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -36,7 +37,7 @@ class Exchange:
         self.path: str = scope["path"]
         self.rid = ""
         self.status = 0
-        self.began_s = anyio.current_time()
+        self.began_s = fine_s()
         self._headers = {name.lower(): value for name, value in scope["headers"]}
         self._receive = receive
         self._send = send

@@ -7,8 +7,6 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import anyio
-
 from api.errors import RequestEnded
 from api.exchange import ClientGone, Exchange
 from api.gate import Gate, Wish
@@ -17,6 +15,7 @@ from api.handle import Engine, Group
 from api.served import Served
 from api.sse import EventStream
 from engine.errors import EngineError
+from engine.fine_clock import fine_s
 from engine.messages import ABORTED, FAILED, GOES_ON, Delta, Entry
 from engine.metrics import Metrics, Timeline
 
@@ -110,7 +109,7 @@ async def _compiled(
         nonlocal found
         found = await stack.enter_async_context(constrained(service.engine.grammars, entries, wishes))
 
-    began_s = anyio.current_time()
+    began_s = fine_s()
     constrained_count = sum(wish is not None for wish in wishes)
     try:
         await exchange.while_connected(wait)
@@ -118,7 +117,7 @@ async def _compiled(
         service.metrics.grammar_left(constrained_count)
         raise
     finally:
-        service.metrics.grammar_waited(anyio.current_time() - began_s)
+        service.metrics.grammar_waited(fine_s() - began_s)
     service.metrics.constrained(constrained_count)
     return found
 
@@ -137,7 +136,7 @@ class Watch:
     async def take(self) -> list[tuple[int, Delta]]:
         """(place, chunk) of all that arrived; empty at the end. Raises RequestEnded for an error's chunk."""
         taken = await self._group.take()
-        now_s = anyio.current_time()
+        now_s = fine_s()
         failed: Delta | None = None
         for delta in taken:
             line = self._lines[self._group.index[delta.request_id]]
@@ -153,7 +152,7 @@ class Watch:
     def close(self) -> None:
         """Completions that are left now are cut off."""
         for request_id in self._group.live:
-            self._metrics.ended(self._lines[self._group.index[request_id]], True, anyio.current_time())
+            self._metrics.ended(self._lines[self._group.index[request_id]], True, fine_s())
 
 
 async def _whole(exchange: Exchange, watch: Watch, answer: Answer) -> None:

@@ -11,6 +11,7 @@ COMMANDS = {
     "generate": ("engine.commands.generate", "prompts in, text out, without HTTP"),
     "check": ("engine.commands.check", "load and search every state machine; non-zero on any violation"),
     "diagrams": ("engine.fsm.diagrams", "write the diagrams of specs/, or compare them"),
+    "docs": ("engine.commands.docs", "write the pages of docs/operations that are made from the code"),
     "replay": ("engine.commands.replay", "the whole engine in virtual time, with faults, from two seeds"),
     "bench": ("bench.run", "run a benchmark and print its figures"),
     "rank": ("engine.commands.rank", "one rank's process; started by serve"),
