@@ -96,7 +96,7 @@ class GrammarPipeline(Core):
         self.over: set[int] = set()
         self.owed: tuple[Kept, ...] = ()
         self.owing = 0
-        self.epoch = 0
+        self.epoch = -1
         self.requests: tuple[int, ...] = ()
         self.anchors: tuple[int, ...] = ()
 
