@@ -4,13 +4,14 @@ Two engines of the same settings but for the drafts run the same prompts of benc
 greedy, `--concurrency` requests at a time, and must give the same tokens but for near ties where kernels
 aren't row-invariant, or the benchmark fails; it fails, too, where nothing was drafted. A ratio is the median
 of nine pairs; a pair takes a share of the prompts of every kind, and more than fill the requests at a time.
+With several requests at a time an engine that verifies every draft in full (mode static) takes part in each
+pair, for what the scheduling of drafts is worth, and for how well the drafts know what becomes of them.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AsyncExitStack
@@ -21,10 +22,10 @@ from typing import Any
 
 import anyio
 import numpy as np
-from numpy.typing import NDArray
 
 from api.handle import Engine
 from api.served import Served, load_served
+from bench.drafting_figures import Pass, Side, figures
 from engine.actors.device import Device, StepRunner
 from engine.actors.timers import Timers
 from engine.config import Settings
@@ -43,10 +44,6 @@ LEAST_PROMPTS = 2
 """Prompts of each kind in a pair, at least."""
 
 
-class NothingDrafted(EngineError):
-    """The path that the benchmark is about did not run."""
-
-
 class Diverged(EngineError):
     """Greedy output with drafts isn't that of plain decoding."""
 
@@ -57,33 +54,6 @@ class Case:
 
     kind: str
     ids: bytes
-
-
-@dataclass(frozen=True)
-class Side:
-    """One engine, and the results of its steps."""
-
-    engine: Engine
-    steps: list[StepDone]
-
-
-@dataclass
-class Pass:
-    """What one engine made of one share.
-
-    by_kind  seconds, of requests that ran alone
-    drafts   rounds, drafted tokens verified, accepted
-    """
-
-    tokens: list[list[int]]
-    seconds: float
-    by_kind: dict[str, float]
-    drafts: NDArray[np.int64]
-
-    @property
-    def count(self) -> int:
-        """Tokens given out."""
-        return sum(map(len, self.tokens))
 
 
 class Recorder(ModelParts):
@@ -107,10 +77,16 @@ class Recorder(ModelParts):
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """Figures; raises Diverged, NothingDrafted."""
     settings = Settings(model_path=args.model_path, device=args.device, dtype=args.dtype, threads=1)
-    drafting = replace(settings, speculative_algorithm="DSPARK", speculative_verify_mode=args.verify_mode)
+    modes = [args.verify_mode]
+    if args.concurrency > 1 and args.verify_mode != "static":
+        modes.append("static")
+    drafting = [
+        replace(settings, speculative_algorithm="DSPARK", speculative_verify_mode=mode) for mode in modes
+    ]
     prepare_environment(settings)
     cases = read(load_served(settings, 0))
-    return anyio.run(_measure, settings, drafting, cases, args.concurrency, 3 if args.quick else PAIRS)
+    plan = shares(cases, 3 if args.quick else PAIRS, args.concurrency)
+    return anyio.run(_measure, [settings, *drafting], plan, args.concurrency)
 
 
 def read(served: Served) -> list[Case]:
@@ -140,33 +116,33 @@ def shares(cases: Sequence[Case], pairs: int, concurrency: int) -> list[list[Cas
 
 
 async def _measure(
-    settings: Settings, drafting: Settings, cases: list[Case], concurrency: int, pairs: int
+    settings: Sequence[Settings], plan: Sequence[Sequence[Case]], concurrency: int
 ) -> dict[str, Any]:
     sides = []
     async with AsyncExitStack() as stack:
-        for one in (settings, drafting):
+        for one in settings:
             parts = Recorder()
             engine = await stack.enter_async_context(engine_of(one, load_served(one, 0), parts))
-            sides.append(Side(engine, parts.steps))
-        plan = shares(cases, pairs, concurrency)
+            sides.append(Side(one, engine, parts.steps))
         for side in sides:
             await passed(side, plan[0], concurrency)
             side.steps.clear()
-        told: list[tuple[Pass, Pass]] = []
+        told: list[list[Pass]] = []
         ties: list[float] = []
         for number, share in enumerate(plan):
             # Who is first is not always the same one.
-            order = sides if number % 2 else sides[::-1]
-            found = {id(side): await passed(side, share, concurrency) for side in order}
-            plain, drafted = found[id(sides[0])], found[id(sides[1])]
-            for differing in differences(share, plain, drafted):
-                ties.append(await explained(sides[0].engine, differing))
-            told.append((plain, drafted))
-            print(
-                f"pair {number + 1} of {pairs}: {plain.seconds / drafted.seconds:.3f} "
-                f"({plain.count / plain.seconds:.0f} tokens/s plain)",
-                flush=True,
-            )
+            turn = number % len(sides)
+            found = {
+                id(side): await passed(side, share, concurrency) for side in [*sides[turn:], *sides[:turn]]
+            }
+            passes = [found[id(side)] for side in sides]
+            for other in passes[1:]:
+                for differing in differences(share, passes[0], other):
+                    ties.append(await explained(sides[0].engine, differing))
+            told.append(passes)
+            ratios = ", ".join(f"{passes[0].seconds / one.seconds:.3f}" for one in passes[1:])
+            rate = passes[0].count / passes[0].seconds
+            print(f"pair {number + 1} of {len(plan)}: {ratios} ({rate:.0f} tokens/s plain)", flush=True)
     return figures(told, sides, concurrency) | {"identical": not ties, "near_ties": len(ties)}
 
 
@@ -221,53 +197,3 @@ async def explained(engine: Engine, case: Case) -> float:
     if margin >= NEAR_TIE:
         raise Diverged(f"a {case.kind} prompt: another token where the best one leads by {margin:.1e} nats")
     return margin
-
-
-def figures(told: Sequence[tuple[Pass, Pass]], sides: Sequence[Side], concurrency: int) -> dict[str, Any]:
-    """From all pairs. raises NothingDrafted."""
-    drafts = sum((drafted.drafts for _, drafted in told), np.zeros(3, np.int64))
-    steps = sides[1].steps
-    drafting = [done for done in steps if done.survival]
-    if not drafting:
-        raise NothingDrafted(f"no step of {len(steps)} drafted anything")
-    ratios = [plain.seconds / drafted.seconds for plain, drafted in told]
-    low, middle, high = statistics.quantiles(ratios, n=4)
-    count = sum(plain.count for plain, _ in told)
-    out = {
-        "concurrency": concurrency,
-        "ratio": middle,
-        "ratio_low": low,
-        "ratio_high": high,
-        "tokens": count,
-        "plain_tokens_per_s": count / sum(plain.seconds for plain, _ in told),
-        "drafted_tokens_per_s": count / sum(drafted.seconds for _, drafted in told),
-        "drafting_share": len(drafting) / len(steps),
-        "draft_tokens": int(drafts[1]),
-        "accept_rate": float(drafts[2] / max(drafts[1], 1)),
-        "accept_length": 1 + float(drafts[2] / max(drafts[0], 1)),
-        **{f"ratio_{kind}": _ratio_of(told, kind) for kind in told[0][0].by_kind},
-        **costs(sides),
-    }
-    return {name: round(value, 3) if isinstance(value, float) else value for name, value in out.items()}
-
-
-def _ratio_of(told: Sequence[tuple[Pass, Pass]], kind: str) -> float:
-    return statistics.median(plain.by_kind[kind] / drafted.by_kind[kind] for plain, drafted in told)
-
-
-def costs(sides: Sequence[Side]) -> dict[str, float]:
-    """What a full verification and a draft of one request take, over a plain step of one request."""
-    plain = [done.seconds for done in sides[0].steps if len(done.counts) == 1 and done.counts[0] == 1]
-    alone = [done for done in sides[1].steps if len(done.counts) == 1 and done.survival]
-    most = max((done.verified[0] for done in alone), default=0)
-    full = [done for done in alone if done.verified[0] == most]
-    if not plain or not full:
-        return {}
-    step_s = statistics.median(plain)
-    return {
-        "plain_step_ms": step_s * 1e3,
-        "verify_rows": most,
-        "verify_over_plain": statistics.median(done.phases[1] for done in full) / step_s,
-        "draft_over_plain": statistics.median(done.phases[0] for done in full) / step_s,
-        "accept_over_plain": statistics.median(done.phases[2] for done in full) / step_s,
-    }

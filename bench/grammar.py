@@ -27,7 +27,8 @@ from api.gate import START, Wish, gate_of
 from api.grammars import constrained
 from api.handle import Engine
 from api.served import Served, load_served
-from bench.drafting import NothingDrafted, Recorder
+from bench.drafting import Recorder
+from bench.drafting_figures import NothingDrafted
 from bench.grammar_cases import Case, cases
 from engine.config import Settings
 from engine.errors import EngineError

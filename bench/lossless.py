@@ -20,7 +20,8 @@ import anyio
 
 from api.handle import Engine
 from api.served import load_served
-from bench.drafting import Diverged, NothingDrafted, Recorder
+from bench.drafting import Diverged, Recorder
+from bench.drafting_figures import NothingDrafted
 from bench.lossless_cases import Case, Setting, read, settings_list
 from engine.actors.capacity import CostTable, Curve
 from engine.actors.core import Core
@@ -79,7 +80,13 @@ class Run:
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """Counts by setting and in all; raises Diverged, NothingDrafted."""
-    settings = Settings(model_path=args.model_path, threads=1, deterministic=True)
+    settings = Settings(
+        model_path=args.model_path,
+        threads=1,
+        deterministic=True,
+        max_running_requests=32,
+        max_total_tokens=32_768,
+    )
     prepare_environment(settings)
     cases = read(load_served(settings, 0), 40 if args.quick else args.prompts)
     return compare(settings, settings_list(), cases, args.tokens)
@@ -95,6 +102,7 @@ def compare(
     """
     began_s = time.perf_counter()
     expected = anyio.run(_answers, settings, cases, tokens, PLAIN)
+    print(f"without drafts: {sum(map(len, expected.tokens))} tokens, {expected.seconds:.1f} s", flush=True)
     figures: dict[str, Any] = {
         "prompts": len(cases),
         "prompt_tokens": sum(len(case.ids) // 4 for case in cases),
@@ -217,7 +225,8 @@ def _count(out: Run, parts: Kept) -> None:
         out.mixed += 0 < len(rows) < len(done.verified)
         if not done.survival:
             continue
+        verified = sum(one - 1 for one, _ in rows)
         out.rounds += len(rows)
-        out.drafts += sum(verified - 1 for verified, _ in rows)
+        out.drafts += verified
         out.accepted += sum(count - 1 for _, count in rows if count)
-        out.trimmed += len(done.survival) // 4 - sum(verified - 1 for verified, _ in rows)
+        out.trimmed += len(rows) * (len(done.survival) // 4 // len(done.verified)) - verified
