@@ -23,7 +23,7 @@ SECTIONS: dict[str, Callable[[str, tuple[str, ...]], bool]] = {
     "Routing": lambda name, labels: ":dp_" in name,
     "Requests and the process that serves them": lambda name, labels: True,
 }
-"""Heading -> whether a series belongs there; the first to say yes has it. The page begins with the last one."""
+"""Heading -> whether a series belongs there; the first to say yes has it. The last one comes first."""
 
 UNITS = (
     ("per_second", "a second"),
