@@ -14,6 +14,7 @@ COMMANDS = {
     "docs": ("engine.commands.docs", "write the pages of docs/operations that are made from the code"),
     "replay": ("engine.commands.replay", "the whole engine in virtual time, with faults, from two seeds"),
     "bench": ("bench.run", "run a benchmark and print its figures"),
+    "soak": ("engine.commands.soak", "mixed load on a real server with live invariants and a report"),
     "rank": ("engine.commands.rank", "one rank's process; started by serve"),
 }
 

@@ -1,0 +1,146 @@
+"""What the clients counted, what they found wrong, and how it compares with the server's own counters."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from engine.soak.exposition import Figures
+from engine.soak.http import Answer
+from engine.soak.item import ROUTES, Item, Reply
+
+KEPT = 200
+"""Violations that are kept with their evidence; all are counted."""
+
+FAILED = (408, 500, 503)
+"""Statuses of requests that may have been accepted before they failed."""
+
+UNKNOWN_PROMPT = 4000
+"""Tokens that no text prompt of the plan reaches."""
+
+LEFT = "499"
+"""Status in the server's metrics of answers that nobody waited for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """Something that must not be. `at_s` since the start of the soak."""
+
+    at_s: float
+    wall: str
+    what: str
+    evidence: str
+
+
+class Ledger:
+    """Counts of a soak. Clients add; the watcher and the report read."""
+
+    def __init__(self) -> None:
+        self.began_s = time.monotonic()
+        self.kinds: Counter[str] = Counter()
+        self.statuses: Counter[tuple[str, int]] = Counter()
+        self.sent: Counter[str] = Counter()
+        self.left: Counter[str] = Counter()
+        self.refused_busy = 0
+        self.accepted = self.prompt_tokens = self.completion_tokens = 0
+        self.left_completions = self.left_tokens = self.left_prompt_tokens = 0
+        self.drafts_accepted = self.drafts_rejected = 0
+        self.latencies_s: list[float] = []
+        self.firsts_s: list[float] = []
+        self.violations: list[Violation] = []
+        self.violation_count = 0
+
+    @property
+    def requests(self) -> int:
+        """All that were sent."""
+        return sum(self.kinds.values())
+
+    def violate(self, what: str, evidence: str) -> None:
+        """Notes a violation."""
+        self.violation_count += 1
+        if len(self.violations) < KEPT:
+            wall = time.strftime("%Y-%m-%dT%H:%M:%S%z")
+            self.violations.append(
+                Violation(round(time.monotonic() - self.began_s, 2), wall, what, evidence[:2000])
+            )
+
+    def note(self, item: Item, answer: Answer, reply: Reply | None) -> None:
+        """A request has ended, one way or another."""
+        self.kinds[item.kind] += 1
+        self.sent[item.path] += 1
+        if answer.left:
+            self.left[item.path] += 1
+            self.left_completions += item.completions
+            self.left_tokens += item.limit * item.completions
+            prompt = item.body.get("prompt", "") if isinstance(item.body, dict) else ""
+            self.left_prompt_tokens += len(prompt) if isinstance(prompt, list) else UNKNOWN_PROMPT
+            return
+        self.statuses[item.path, answer.status] += 1
+        if answer.status in FAILED:
+            # Whether it was accepted before it failed can't be seen from here.
+            self.left_completions += item.completions
+            self.left_prompt_tokens += UNKNOWN_PROMPT
+        self.refused_busy += answer.status == 429
+        if reply is not None:
+            self.accepted += len(reply.choices)
+            self.prompt_tokens += reply.prompt_tokens
+            self.completion_tokens += reply.completion_tokens
+            self.drafts_accepted += reply.accepted
+            self.drafts_rejected += reply.rejected
+            self.latencies_s.append(answer.whole_s)
+            if item.streamed:
+                self.firsts_s.append(answer.first_s)
+
+    def compare(self, before: Figures, now: Figures) -> list[str]:
+        """Where the server counted otherwise than the clients, who were its only ones. Nothing runs."""
+        faults = []
+
+        def within(name: str, value: float, low: float, high: float) -> None:
+            if not low <= value <= high:
+                faults.append(f"{name}: the server counted {value:g}, the clients {low:g} to {high:g}")
+
+        def grown(name: str) -> float:
+            return now.total(name) - before.total(name)
+
+        within(
+            "completions", grown("num_requests_total"), self.accepted, self.accepted + self.left_completions
+        )
+        within(
+            "output tokens", grown("generation_tokens_total"),
+            self.completion_tokens, self.completion_tokens + self.left_tokens,
+        )  # fmt: skip
+        within(
+            "prompt tokens", grown("prompt_tokens_total"),
+            self.prompt_tokens, self.prompt_tokens + self.left_prompt_tokens,
+        )  # fmt: skip
+        within("aborted completions", grown("num_aborted_requests_total"), 0, self.left_completions)
+        for route in ROUTES:
+            old, new = before.by_status(route), now.by_status(route)
+            left = self.left[route]
+            for status in sorted(set(new) - {LEFT}):
+                count = self.statuses[route, int(status)]
+                # A client that leaves may do so when the whole answer is on its way.
+                most = count + (left if status == "200" else 0)
+                within(f"{route} {status}", new[status] - old.get(status, 0.0), count, most)
+            within(f"{route} {LEFT}", new.get(LEFT, 0.0) - old.get(LEFT, 0.0), 0, left)
+        return faults
+
+    def counts(self) -> dict[str, Any]:
+        """For the report."""
+        return {
+            "requests": self.requests,
+            "requests_by_kind": dict(sorted(self.kinds.items())),
+            "answers_by_status": {
+                str(status): sum(count for (_, one), count in self.statuses.items() if one == status)
+                for status in sorted({status for _, status in self.statuses})
+            },
+            "disconnects": sum(self.left.values()),
+            "bad_requests": self.kinds["bad"],
+            "queue_full": self.refused_busy,
+            "prompt_tokens": self.prompt_tokens,
+            "output_tokens": self.completion_tokens,
+            "violations": self.violation_count,
+            "violation_list": [asdict(one) for one in self.violations],
+        }
