@@ -175,12 +175,11 @@ def _heard_instead(connection: Connection, layout: Layout, error: DescriptorErro
         with suppress(DescriptorError):
             connection.send(answer_to(connection, layout, CODES.index(type(error))), (), until_s)
         return error
-    for _ in range(2):  # the first may only take the news that the connection is broken
-        try:
-            take_answer(connection, layout, until_s)
-        except DescriptorError as told:
-            if told.rank == connection.peer_rank:
-                return told
+    try:
+        take_answer(connection, layout, until_s)
+    except DescriptorError as told:
+        if told.rank == connection.peer_rank:
+            return told
     return error
 
 

@@ -161,6 +161,14 @@ def _leave(end: Connection) -> None:
     signal.pause()
 
 
+def _orphan(end: Connection) -> None:
+    """A child keeps the connection open for a second after its parent's death."""
+    if os.fork() == 0:
+        time.sleep(1.0)
+        os._exit(0)
+    _kill(end)
+
+
 def _kill(_: Connection) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
@@ -212,6 +220,7 @@ FAULTY: dict[str, Way] = {
     "close": ends_with(_leave),
     "silence": ends_with(_silent),
     "kill": ends_with(_kill),
+    "orphan": ends_with(_orphan),
     "child": by_a_child,
     "tells": lambda plan, end, layout, regions: offer(end, layout, regions[:-1], 5),
 }

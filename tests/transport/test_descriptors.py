@@ -223,6 +223,33 @@ def test_a_receiver_that_leaves_early_is_found(peers: Peers, regions: list[HostR
         assert type(failed.value) is named(ANSWERS[fault])
 
 
+def test_a_whole_batch_of_a_dead_process_is_refused_though_its_connection_lives(peers: Peers) -> None:
+    with peers.meeting("offer", LAYOUT, fault="orphan", at=len(PAGES)) as end:
+        with pytest.raises(errors.DescriptorPeerDead):
+            check_without_end(end)
+        with pytest.raises(errors.DescriptorPeerDead, match="dead"):
+            accept(end, LAYOUT, HostImporter(), 10)
+        assert peers.result() == {"exit": -signal.SIGKILL}
+
+
+def check_without_end(end: Connection) -> None:
+    while True:
+        end.check_peer()
+
+
+@pytest.mark.parametrize("unread", [0, 1])
+def test_a_refusal_is_heard_though_its_sender_has_left(
+    peers: Peers, regions: list[HostRegion], unread: int
+) -> None:
+    with peers.meeting("accept", replace(LAYOUT, generation=6)) as end:
+        for _ in range(1 + unread):
+            put(end, frame_of(end, LAYOUT, 0), [regions[0].export()])
+        told = peers.result()
+        assert (told["error"], told["leaked"]) == ("DescriptorGeneration", [])
+        with pytest.raises(errors.DescriptorGeneration, match="told by rank 1"):
+            offer(end, LAYOUT, regions, 10)
+
+
 def test_a_receiver_that_reads_nothing_is_not_waited_for(peers: Peers, regions: list[HostRegion]) -> None:
     with peers.meeting("accept", LAYOUT, fault="silence", at=0) as end:
         deadline_s = time.monotonic() + 0.4
