@@ -15,8 +15,8 @@ from engine.actors.ingress import Ingress
 from engine.actors.process import Process
 from engine.config import Settings
 from engine.errors import StoreUnusable
+from engine.grammar.model_vocabulary import model_vocabulary
 from engine.grammar.service import GrammarService, start_service, worker_count
-from engine.grammar.tokenizer_info import vocabulary_of
 from engine.grammar.worker import WorkerSettings
 from engine.messages import RankLoad, Snapshot
 from engine.model.config import ModelConfig, eos_of
@@ -61,9 +61,7 @@ def start_grammars(process: Process, settings: Settings, served: Served) -> Gram
         cache_entries=settings.grammar_cache_entries,
         timeout_s=settings.grammar_timeout_s,
     )
-    marker = served.tokenizer.control_ids.get(served.encoding.strings.tokens["dsml"])
-    matched = () if marker is None else (marker,)
-    vocabulary = vocabulary_of(served.tokenizer, served.bounds.vocab_size, stops, matched)
+    vocabulary = model_vocabulary(folder, served.tokenizer, served.bounds.vocab_size, stops)
     store = store_of(settings)
     if store:
         make_folder(store)

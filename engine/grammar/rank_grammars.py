@@ -12,8 +12,8 @@ import torch
 from engine.errors import ConfigError
 from engine.grammar.compiler import Compiler, whole_library
 from engine.grammar.matchers_selftest import self_test
+from engine.grammar.model_vocabulary import model_vocabulary
 from engine.grammar.pipeline import Pipeline
-from engine.grammar.tokenizer_info import vocabulary_of
 from engine.model.prompt_strings import load_strings
 from engine.model.tokenizer import Tokenizer, load_tokenizer
 
@@ -35,11 +35,13 @@ class RankGrammars:
         return self.compiling.result()
 
 
-def begin_compiler(tokenizer: Tokenizer, vocab_size: int, stop_ids: Collection[int]) -> Future[Compiler]:
+def begin_compiler(
+    folder: Path, tokenizer: Tokenizer, vocab_size: int, stop_ids: Collection[int]
+) -> Future[Compiler]:
     """Loads the library on a thread, beside the weights: more than a second, most of it in imports."""
 
     def load() -> Compiler:
-        compiler = Compiler(vocabulary_of(tokenizer, vocab_size, stop_ids), whole_library())
+        compiler = Compiler(model_vocabulary(folder, tokenizer, vocab_size, stop_ids), whole_library())
         self_test(compiler)
         return compiler
 
@@ -62,7 +64,7 @@ def rank_grammars(
     except ConfigError:
         return None
     pipeline = Pipeline(vocab_size, stop_ids, think_end_of(folder, tokenizer), device, slots, slots * width)
-    return RankGrammars(begin_compiler(tokenizer, vocab_size, stop_ids), pipeline)
+    return RankGrammars(begin_compiler(folder, tokenizer, vocab_size, stop_ids), pipeline)
 
 
 def think_end_of(folder: Path, tokenizer: Tokenizer) -> int | None:
