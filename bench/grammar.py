@@ -17,7 +17,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import anyio
 import numpy as np
@@ -30,16 +30,29 @@ from api.served import Served, load_served
 from bench.drafting import Recorder
 from bench.drafting_figures import NothingDrafted
 from bench.grammar_cases import Case, cases
+from engine.actors.device import StepRunner
+from engine.actors.links import Ref
+from engine.actors.mailbox import Mailbox
+from engine.actors.timers import Timers
 from engine.config import Settings
 from engine.errors import EngineError
 from engine.grammar.gate import GatePolicy
+from engine.grammar.pipeline_counters import PipelineCounters
 from engine.grammar.service import GrammarService
 from engine.local import engine_of, prepare_environment
 from engine.messages import ABORTED, FAILED, STOP_EOS, Delta, Entry, Sampling
 
+if TYPE_CHECKING:
+    # It imports torch, before which the environment must be prepared.
+    from engine.grammar.pipeline_loader import Matchers
+
 PAIRS = 9
 TEMPERATURES = (0.0, 1.0)
 """Of the answers that are validated."""
+
+
+class NothingMasked(EngineError):
+    """The path that the benchmark is about did not run."""
 
 
 class NotCompiledOnce(EngineError):
@@ -48,6 +61,17 @@ class NotCompiledOnce(EngineError):
 
 class Invalid(EngineError):
     """An answer that a grammar constrained doesn't obey its schema."""
+
+
+class Watched(Recorder):
+    """Parts whose masks can be counted."""
+
+    masks: Matchers
+
+    def matchers(self, settings: Settings, runner: StepRunner, mailbox: Mailbox, timers: Timers) -> Ref:
+        """As ModelParts.matchers."""
+        self.masks = cast("Matchers", super().matchers(settings, runner, mailbox, timers))
+        return self.masks
 
 
 @dataclass(frozen=True)
@@ -89,7 +113,7 @@ class Pass:
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
-    """Figures; raises Invalid, NotCompiledOnce, NothingDrafted."""
+    """Figures; raises Invalid, NotCompiledOnce, NothingDrafted, NothingMasked."""
     with TemporaryDirectory(prefix="grammar-bench-") as folder:
         settings = Settings(
             model_path=args.model_path,
@@ -105,7 +129,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 
 
 async def _measure(settings: Settings, concurrency: int, pairs: int) -> dict[str, Any]:
-    served, parts = load_served(settings, 0), Recorder()
+    served, parts = load_served(settings, 0), Watched()
     began_s = time.perf_counter()
     asked = await requests(served, settings)
     gate_s = time.perf_counter() - began_s
@@ -120,7 +144,7 @@ async def _measure(settings: Settings, concurrency: int, pairs: int) -> dict[str
         for number in range(pairs):
             told.append(await pair(engine, asked, concurrency, lengths, number % 2 == 0))
             print(f"pair {number + 1} of {pairs}: {told[-1][0].speed / told[-1][1].speed:.3f}", flush=True)
-        out |= costs(told, engine.grammars, checked, gate_s)
+        out |= costs(told, engine.grammars, checked, gate_s) | masks(parts.masks.pipeline.counters)
     out |= {"concurrency": concurrency, "speculative": bool(settings.speculative_algorithm)}
     if settings.speculative_algorithm and not out["draft_tokens"]:
         raise NothingDrafted(f"no token of {out['tokens']} was drafted")
@@ -274,4 +298,15 @@ def costs(
         "first_wait_ms": 1e3 * statistics.median(answer.wait_s for answer in checked[0].answers),
         "cached_wait_ms": 1e3 * statistics.median(answer.wait_s for answer in answers),
         **{f"{name}_ms": 1e3 * one.total_s / one.count for name, one in phases.items() if one.count},
+    }
+
+
+def masks(counters: PipelineCounters) -> dict[str, Any]:
+    """Rows of all steps by what their mask means, and the mean of each phase. raises NothingMasked."""
+    if not counters.rows["masked"]:
+        raise NothingMasked("no row of any step was masked")
+    return {
+        "rows_masked": counters.rows["masked"],
+        "steps_with_masks": sum(counters.batches.values()),
+        **{f"step_{name}_ms": 1e3 * counters.seconds[name] / n for name, n in counters.times.items() if n},
     }
