@@ -38,7 +38,8 @@ class _Line:
 
     def __init__(self, exchange: Exchange, number: int, deliver: Callable[[Heard], None]) -> None:
         channel = exchange.channel(number)
-        self.exchange, self.poll, self.arm = channel.exchange, channel.poll, channel.arm
+        self.exchange, self.publish = channel.exchange, channel.publish
+        self.poll, self.arm = channel.poll, channel.arm
         self.deliver = deliver
         self.peers = len(exchange.peers)
         self.offered = -1
@@ -96,9 +97,14 @@ class PeerLines:
         """
         # Every frame of Python is a tenth of a round between ranks that keep pace: there is one here.
         line = self._lines[number]
-        heard = line.exchange(epoch, values, INLINE_NS)
-        line.offered = epoch
         owed = line.peers - line.early
+        if owed:
+            heard = line.exchange(epoch, values, INLINE_NS)
+        else:
+            # Every answer is here already: what could come now belongs to the next round.
+            line.publish(epoch, values)
+            heard = None
+        line.offered = epoch
         line.early = 0
         if heard is None:
             line.owed = owed
