@@ -77,7 +77,7 @@ class Results:
         grammars  StepDone.ended: the last token of such a row is the last one of its grammar
         """
         finish = np.full(rows.size, GOES_ON, np.uint8)
-        if tokens.size == np.count_nonzero(counts):
+        if not grammars and tokens.size == np.count_nonzero(counts):
             places = np.flatnonzero(counts)
             finish[places] = self._finish(rows[places], 1, tokens)
             return Kept(rows, live, counts, places, np.ones(tokens.size, np.bool_)), finish

@@ -105,6 +105,7 @@ class Pipeline:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammar masks")
         self._made: Future[Made] | None = None
         self._wish: Wish | None = None
+        self._slots: Int = np.zeros(0, np.int64)
         self._index: Int = np.zeros(0, np.int64)
         self._error: BaseException | None = None
 
@@ -153,6 +154,7 @@ class Pipeline:
     def begin(self, epoch: int, mask_slot: int, groups: MaskGroups) -> None:
         """As MaskSource."""
         places = self.constrained(groups.slots)
+        self._slots = groups.slots[places]
         widths = groups.widths[places]
         firsts = (np.cumsum(groups.widths) - groups.widths)[places]
         self._index = np.repeat(firsts - (np.cumsum(widths) - widths), widths) + np.arange(widths.sum())
@@ -189,6 +191,10 @@ class Pipeline:
         wish = self._wish
         assert wish is not None
         ended = [bool(kept) and kept[-1] in self._stops for kept in tokens]
+        for slot, own in zip(self._slots.tolist(), tokens, strict=True):
+            if not own:
+                # It failed or had ended: a step that rides in vain has no matcher to follow.
+                self._of_slot[slot] = NOBODY
         rows = zip(wish.requests, wish.anchors, tokens, ended, strict=True)
         kept = tuple(Kept(one, first, tuple(own), end) for one, first, own, end in rows if own)
         self._do(self._retain, Retained(epoch, kept))
