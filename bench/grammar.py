@@ -11,25 +11,22 @@ too, where a key was compiled twice, or not at all.
 from __future__ import annotations
 
 import argparse
-import json
-import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, cast
 
 import anyio
 import numpy as np
-from numpy.typing import NDArray
 
-from api.gate import START, Wish, gate_of
+from api.gate import START, gate_of
 from api.grammars import constrained
 from api.handle import Engine
 from api.served import Served, load_served
 from bench.drafting import Recorder
 from bench.drafting_figures import NothingDrafted
-from bench.grammar_cases import Case, cases
+from bench.grammar_cases import cases
+from bench.grammar_figures import Answer, Asked, Pass, compiles, costs, masks, validity
 from engine.actors.device import StepRunner
 from engine.actors.links import Ref
 from engine.actors.mailbox import Mailbox
@@ -37,30 +34,17 @@ from engine.actors.timers import Timers
 from engine.config import Settings
 from engine.errors import EngineError
 from engine.grammar.gate import GatePolicy
-from engine.grammar.pipeline_counters import PipelineCounters
-from engine.grammar.service import GrammarService
 from engine.local import engine_of, prepare_environment
-from engine.messages import ABORTED, FAILED, STOP_EOS, Delta, Entry, Sampling
+from engine.messages import ABORTED, FAILED, Delta, Entry, Sampling
 
 if TYPE_CHECKING:
     # It imports torch, before which the environment must be prepared.
     from engine.grammar.pipeline_loader import Matchers
 
 PAIRS = 9
+TIMEOUT_S = 120.0
 TEMPERATURES = (0.0, 1.0)
 """Of the answers that are validated."""
-
-
-class NothingMasked(EngineError):
-    """The path that the benchmark is about did not run."""
-
-
-class NotCompiledOnce(EngineError):
-    """The cache or the sharing of compiles did not work as it should."""
-
-
-class Invalid(EngineError):
-    """An answer that a grammar constrained doesn't obey its schema."""
 
 
 class Watched(Recorder):
@@ -74,44 +58,6 @@ class Watched(Recorder):
         return self.masks
 
 
-@dataclass(frozen=True)
-class Asked:
-    """One request: its schema, the prompt that asks for such a value, and its grammar."""
-
-    case: Case
-    prompt: bytes
-    wish: Wish
-
-
-@dataclass
-class Answer:
-    """What came of one request. `drafts`: rounds, drafted tokens verified, accepted."""
-
-    text: str = ""
-    tokens: int = 0
-    finish: int = 0
-    wait_s: float = 0.0
-    drafts: NDArray[np.int64] = field(default_factory=lambda: np.zeros(3, np.int64))
-
-
-@dataclass
-class Pass:
-    """All requests once."""
-
-    answers: list[Answer]
-    seconds: float
-
-    @property
-    def tokens(self) -> int:
-        """Given out."""
-        return sum(answer.tokens for answer in self.answers)
-
-    @property
-    def speed(self) -> float:
-        """Tokens a second."""
-        return self.tokens / self.seconds
-
-
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """Figures; raises Invalid, NotCompiledOnce, NothingDrafted, NothingMasked."""
     with TemporaryDirectory(prefix="grammar-bench-") as folder:
@@ -123,6 +69,8 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
             speculative_algorithm="DSPARK" if args.speculative else "",
             speculative_verify_mode=args.verify_mode,
             grammar_cache_dir=folder,
+            # All keys are new, and what a worker does for the disk holds up those behind it.
+            grammar_timeout_s=TIMEOUT_S,
         )
         prepare_environment(settings)
         return anyio.run(_measure, settings, args.concurrency, 3 if args.quick else PAIRS)
@@ -227,86 +175,3 @@ def _keep(delta: Delta, answer: Answer) -> None:
     answer.tokens += len(delta.token_ids)
     answer.finish = delta.finish
     answer.drafts += np.array(delta.drafts)
-
-
-# ---- figures ------------------------------------------------------------------------------------
-
-
-def fault_of(schema: dict[str, Any], text: str) -> str:
-    """What is wrong with an answer; empty for nothing."""
-    from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
-
-    try:
-        value = json.loads(text)
-    except ValueError as error:
-        return f"is not JSON: {error}"
-    validator = Draft202012Validator(schema, format_checker=Draft202012Validator.FORMAT_CHECKER)
-    fault = next(validator.iter_errors(value), None)
-    if fault is not None:
-        return f"breaks its schema: {fault.message}"
-    canonical = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-    again = json.loads(canonical)
-    same = again == value and json.dumps(again, ensure_ascii=False, separators=(",", ":")) == canonical
-    return "" if same else "is another value when it is written and read again"
-
-
-def validity(asked: Sequence[Asked], answers: Sequence[Answer]) -> dict[str, Any]:
-    """How many answers obey. raises Invalid for one that ended by itself and doesn't."""
-    faults = [fault_of(asked[i % len(asked)].case.schema, answer.text) for i, answer in enumerate(answers)]
-    whole = [answer.finish == STOP_EOS for answer in answers]
-    for i, (fault, ended) in enumerate(zip(faults, whole, strict=True)):
-        if fault and ended:
-            raise Invalid(f"schema {i % len(asked)}: {answers[i].text[:200]!r} {fault}")
-    valid = [ended and not fault for fault, ended in zip(faults, whole, strict=True)]
-    return {
-        "answers": len(answers),
-        "valid_fraction": sum(valid) / len(valid),
-        "accepted_but_invalid": 0,
-        "distinct_texts": len({answer.text for answer in answers}),
-    }
-
-
-def compiles(service: GrammarService, asked: Sequence[Asked]) -> dict[str, Any]:
-    """raises NotCompiledOnce where a key has another number of compiles than one."""
-    distinct = len({one.wish.key.digest for one in asked})
-    counts = service.cores[-1].counts
-    made = int(counts["compile"])
-    if made != distinct:
-        raise NotCompiledOnce(f"{distinct} keys were compiled {made} times")
-    return {"distinct_keys": distinct, "compiles": made, "resolutions": int(counts["wanted"])}
-
-
-def costs(
-    told: Sequence[tuple[Pass, Pass]], service: GrammarService, checked: Sequence[Pass], gate_s: float
-) -> dict[str, Any]:
-    """Throughputs and the time of each phase."""
-    ratios = [bound.speed / free.speed for bound, free in told]
-    low, middle, high = statistics.quantiles(ratios, n=4)
-    answers = [answer for bound, _ in told for answer in bound.answers]
-    drafts = np.sum([answer.drafts for answer in answers], axis=0)
-    phases = service.counters.phases
-    return {
-        "ratio": middle,
-        "ratio_low": low,
-        "ratio_high": high,
-        "tokens": sum(bound.tokens for bound, _ in told),
-        "constrained_tokens_per_s": statistics.median(bound.speed for bound, _ in told),
-        "free_tokens_per_s": statistics.median(free.speed for _, free in told),
-        "draft_tokens": int(drafts[1]),
-        "accept_rate": float(drafts[2] / max(drafts[1], 1)),
-        "gate_ms": 1e3 * gate_s / len(checked[0].answers),
-        "first_wait_ms": 1e3 * statistics.median(answer.wait_s for answer in checked[0].answers),
-        "cached_wait_ms": 1e3 * statistics.median(answer.wait_s for answer in answers),
-        **{f"{name}_ms": 1e3 * one.total_s / one.count for name, one in phases.items() if one.count},
-    }
-
-
-def masks(counters: PipelineCounters) -> dict[str, Any]:
-    """Rows of all steps by what their mask means, and the mean of each phase. raises NothingMasked."""
-    if not counters.rows["masked"]:
-        raise NothingMasked("no row of any step was masked")
-    return {
-        "rows_masked": counters.rows["masked"],
-        "steps_with_masks": sum(counters.batches.values()),
-        **{f"step_{name}_ms": 1e3 * counters.seconds[name] / n for name, n in counters.times.items() if n},
-    }

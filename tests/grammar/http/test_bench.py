@@ -7,8 +7,8 @@ import random
 import numpy as np
 import pytest
 
-from bench.grammar import Answer, Invalid, fault_of, validity
 from bench.grammar_cases import Case, cases
+from bench.grammar_figures import Answer, Invalid, fault_of, validity
 from engine.grammar.compiler import Compiler, whole_library
 from engine.grammar.gate import schema_grammar
 from engine.messages import LENGTH, STOP_EOS
