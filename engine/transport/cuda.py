@@ -12,7 +12,7 @@ from typing import Any
 
 from engine.errors import ConfigError, CudaCallFailed, DescriptorDevice
 
-INVALID_VALUE = 1
+INVALID_VALUE, NOT_SUPPORTED = 1, 801
 _PINNED, _ON_DEVICE, _POSIX, _READ_WRITE = 1, 1, 1, 3
 _SUPPORTS = {102: "virtual memory management", 103: "memory with POSIX descriptors"}
 """By number of the device's attribute."""

@@ -10,7 +10,7 @@ from contextlib import ExitStack
 
 from engine import errors
 from engine.transport import Kind
-from engine.transport.cuda import INVALID_VALUE, Driver
+from engine.transport.cuda import INVALID_VALUE, NOT_SUPPORTED, Driver
 
 
 class DeviceRegion:
@@ -137,7 +137,8 @@ def _check_not_larger(driver: Driver, handle: int, nbytes: int, unit: int) -> No
     try:
         driver.map(address, nbytes + unit, handle)
     except errors.CudaCallFailed as error:
-        if error.code != INVALID_VALUE:
+        # Drivers differ in how they refuse; one that refuses every size says so when the memory is mapped.
+        if error.code not in (INVALID_VALUE, NOT_SUPPORTED):
             raise
     else:
         driver.unmap(address, nbytes + unit)
