@@ -22,6 +22,7 @@ from api.run import Service
 from api.served import Served
 from engine.config import Settings
 from engine.errors import BadRequest, EngineError, NotServing, UnknownModel
+from engine.fine_clock import fine_s
 from engine.grammar.gate import GatePolicy
 from engine.metrics import Metrics
 
@@ -117,7 +118,7 @@ class App:
             pass
         except Exception as error:
             if not isinstance(error, EngineError):
-                LOG.exception("%s %s failed", exchange.method, endpoint)
+                LOG.exception("%s %s failed", exchange.method, endpoint, extra=of_request(exchange))
             status = exchange.status or status_of(error)
             # After the first byte the handler has told the client already.
             if not exchange.status:
@@ -125,6 +126,9 @@ class App:
                 await exchange.fail(error)
         finally:
             metrics.response(endpoint, status)
+            spent_s = fine_s() - exchange.began_s
+            told = (exchange.method, endpoint, status, spent_s)
+            LOG.debug("%s %s: %d after %.3f s", *told, extra=of_request(exchange))
 
     async def _answer(self, endpoint: str, exchange: Exchange) -> None:
         if endpoint == OTHER:
@@ -183,6 +187,11 @@ class App:
 
     async def _openapi(self, exchange: Exchange) -> None:
         await exchange.answer_json(document(self._service.served.name))
+
+
+def of_request(exchange: Exchange) -> dict[str, str]:
+    """What a log line shows of the request."""
+    return {"request_id": exchange.rid} if exchange.rid else {}
 
 
 def echoed_rid(exchange: Exchange) -> str:

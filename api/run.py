@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ from engine.errors import EngineError
 from engine.fine_clock import fine_s
 from engine.messages import ABORTED, FAILED, GOES_ON, Delta, Entry
 from engine.metrics import Metrics, Timeline
+
+LOG = logging.getLogger("api")
 
 
 class Answer(Protocol):
@@ -85,6 +88,8 @@ async def run(
         group = await service.engine.submit(entries, route)
     service.metrics.routed(group.ranks, [route if route != -1 else entry.route for entry in entries], route)
     service.metrics.refreshed(group.refresh)
+    for request_id, rank in zip(group.index, group.ranks, strict=True):
+        LOG.debug("accepted", extra={"request_id": exchange.rid, "request": request_id, "rank": rank})
     watch = Watch(service.metrics, group, lines)
     answer = make_answer(group.ranks)
     try:

@@ -122,6 +122,9 @@ class Settings:
         "", "folder of compiled grammars; by default in the user's cache folder; none: not on disk"
     )
     grammar_cache_disk_bytes: int = _flag(1 << 30, "of compiled grammars on disk")
+    log_format: str = _flag(
+        "text", "lines on standard error: text, or one JSON object each", choices=("text", "json")
+    )
     log_level: str = _flag("info", "log level", choices=("debug", "info", "warning", "error"))
 
     def __post_init__(self) -> None:

@@ -222,7 +222,7 @@ def serve(settings: Settings, command: Sequence[str] = RANK_COMMAND) -> int:
 
     command  what starts a rank's process
     """
-    log_to_stderr(settings.log_level)
+    log_to_stderr(settings.log_level, settings.log_format)
     try:
         sock = bind(settings)
     except EngineError as error:

@@ -6,6 +6,7 @@ the device answers, and what it sends on.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -25,6 +26,11 @@ from engine.messages import (
 )
 from engine.metrics_buckets import Buckets, key_of
 from engine.metrics_tables import HISTOGRAMS, PHASES, STAGES
+
+LOG = logging.getLogger("engine.rank")
+
+FAULT = 500
+"""HTTP status of requests that failed by a fault of the rank."""
 
 WINDOW_S = 30.0
 """The longest piece of work is that of one to two such windows."""
@@ -149,6 +155,8 @@ class Stages:
     def sent(self, msg: Message) -> Message:
         """On its way to the detokenizer: first tokens and ends."""
         if isinstance(msg, RequestFailed):
+            level = logging.WARNING if msg.status == FAULT else logging.DEBUG
+            LOG.log(level, "ended: %s", msg.message, extra={"request": msg.request_id})
             self._drop(msg.request_id)
         elif isinstance(msg, StepOut):
             finish = np.frombuffer(msg.finish, np.uint8)

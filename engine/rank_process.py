@@ -99,7 +99,7 @@ def run_process(descriptor: int, parts: Parts) -> None:
     leave_signals_to_parent()
     die_with_parent()
     told = msgspec.json.decode(sys.stdin.buffer.read(), type=Told)
-    log_to_stderr(told.settings.log_level)
+    log_to_stderr(told.settings.log_level, told.settings.log_format)
     name_thread(f"rank{told.rank}")
     sock = socket.socket(fileno=descriptor)
     code = anyio.run(_main, told, sock, parts, backend="asyncio", backend_options={"use_uvloop": True})
@@ -258,7 +258,7 @@ async def _loaded(device: Device, mailbox: Mailbox, joined: anyio.Event | None) 
 
 def sayer(name: str) -> Callable[[str], None]:
     """Prints a line of progress with the process's name before it."""
-    return lambda text: print(f"{name}: {text}", file=sys.stderr, flush=True)
+    return lambda text: report_to_stderr(f"{name}: {text}")
 
 
 def report(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import sys
 from collections.abc import Callable, Coroutine
 from typing import Any, Protocol
 
@@ -20,7 +18,10 @@ from engine.actors.timers import Timers
 from engine.actors.wire import ByteStream, Codec
 from engine.actors.wiring import Wiring, kind_of
 from engine.errors import BadMessage
+from engine.log_lines import log_to_stderr, report_to_stderr
 from engine.messages import Failed, Tick
+
+__all__ = ["Process", "Watch", "log_to_stderr", "report_to_stderr"]
 
 Receive = Callable[[Any], list[Effect]]
 Submit = Callable[[Any], None]
@@ -155,18 +156,3 @@ class Process:
 
     def _note_bad(self, error: BadMessage) -> None:
         self.report(f"a message was lost: {error}")
-
-
-def log_to_stderr(level: str) -> None:
-    """Log lines of our own loggers at `level` and above; of libraries, warnings and errors.
-
-    level  debug, info, warning or error
-    """
-    logging.basicConfig(level="WARNING", format="%(name)s: %(levelname)s: %(message)s", stream=sys.stderr)
-    for name in ("engine", "api"):
-        logging.getLogger(name).setLevel(level.upper())
-
-
-def report_to_stderr(text: str) -> None:
-    """Prints a report at once, whatever the buffering."""
-    print(text, file=sys.stderr, flush=True)
