@@ -88,18 +88,18 @@ class ExpertShape:
 
 
 @triton.jit
-def _weights(codes, scales, SCALE_GROUP: tl.constexpr):
-    """bfloat16 even and odd columns of a tile; codes [N, C], scales [N, 2 C / SCALE_GROUP]."""
-    size: tl.constexpr = SCALE_GROUP // 2
-    n: tl.constexpr = codes.shape[0]
-    groups: tl.constexpr = scales.shape[1]
-    wide = tl.broadcast_to(scales[:, :, None], (n, groups, size))
-    return decode_e2m1(codes, tl.reshape(wide, (n, groups * size)))
+def _add(total, code, scale, x0, x1, x2, x3, SCALE_GROUP: tl.constexpr):
+    """total [N, R] and the product of a tile of weights with rows x, whose channels lie in four parts."""
+    v0, v1, v2, v3 = decode_e2m1(code, scale, SCALE_GROUP)
+    total = product(v0, x0, total)
+    total = product(v1, x1, total)
+    total = product(v2, x2, total)
+    return product(v3, x3, total)
 
 
 @triton.jit
 def _gate_up(
-    x, w, scales, weights, slots, owners, act, hidden, inner, limit, CHOICES: tl.constexpr,
+    x, w, scales, weights, slots, owners, act, hidden, words, groups, inner, limit, CHOICES: tl.constexpr,
     ROWS: tl.constexpr, OUTPUTS: tl.constexpr, STEP: tl.constexpr, SCALE_GROUP: tl.constexpr,
     FLOOR: tl.constexpr,
 ):  # fmt: skip
@@ -113,28 +113,23 @@ def _gate_up(
     choice = tl.where(live, choice, tl.load(slots + block * ROWS))
     row = (choice // CHOICES).to(tl.int64)
     n = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
-    half = hidden // 2
-    groups = hidden // SCALE_GROUP
-    k = tl.arange(0, STEP // 2)
-    gate_at = w + (expert * 2 * inner + n[:, None]) * half + k[None, :]
-    scale_at = (
-        scales + (expert * 2 * inner + n[:, None]) * groups + tl.arange(0, STEP // SCALE_GROUP)[None, :]
-    )
+    k = tl.arange(0, STEP // 4)
+    line = expert * 2 * inner + n[:, None]
+    w_at = w + line * words + k[None, :]
+    s_at = scales + line * groups + tl.arange(0, STEP // SCALE_GROUP)[None, :]
     x_at = x + row[:, None] * hidden + k[None, :]
     gate = tl.zeros((OUTPUTS, ROWS), tl.float32)
     up = tl.zeros((OUTPUTS, ROWS), tl.float32)
     for step in range(hidden // STEP):
-        at, scale_step = step * (STEP // 2), step * (STEP // SCALE_GROUP)
-        even = tl.trans(tl.load(x_at + at))
-        odd = tl.trans(tl.load(x_at + half + at))
-        low, high = _weights(tl.load(gate_at + at), tl.load(scale_at + scale_step), SCALE_GROUP)
-        gate = product(low, even, gate)
-        gate = product(high, odd, gate)
-        low, high = _weights(
-            tl.load(gate_at + inner * half + at), tl.load(scale_at + inner * groups + scale_step), SCALE_GROUP
-        )
-        up = product(low, even, up)
-        up = product(high, odd, up)
+        at, s_step = step * (STEP // 4), step * (STEP // SCALE_GROUP)
+        x0 = tl.trans(tl.load(x_at + at))
+        x1 = tl.trans(tl.load(x_at + words + at))
+        x2 = tl.trans(tl.load(x_at + 2 * words + at))
+        x3 = tl.trans(tl.load(x_at + 3 * words + at))
+        code, scale = tl.load(w_at + at), tl.load(s_at + s_step)
+        gate = _add(gate, code, scale, x0, x1, x2, x3, SCALE_GROUP)
+        code, scale = tl.load(w_at + inner * words + at), tl.load(s_at + inner * groups + s_step)
+        up = _add(up, code, scale, x0, x1, x2, x3, SCALE_GROUP)
     gate = tl.minimum(gate * 4294967296.0, limit)
     up = tl.minimum(tl.maximum(up * 4294967296.0, -limit), limit)
     weight = tl.load(weights + choice)
@@ -143,14 +138,14 @@ def _gate_up(
     value = convert(value, tl.bfloat16).to(tl.float32)
     exponent = group_exponent(tl.maximum(tl.max(tl.abs(value), 0), FLOOR))[None, :]
     near = to_e4m3(value, exponent).to(tl.float32) * power_of_two(exponent)
-    place = n // 2 + (n % 2) * (inner // 2)
+    place = n // 4 + (n % 4) * (inner // 4)
     at = choice.to(tl.int64)[None, :] * inner + place[:, None]
     tl.store(act + at, near.to(tl.bfloat16), mask=live[None, :])
 
 
 @triton.jit
 def _down(
-    act, w, scales, slots, owners, out, hidden, inner,
+    act, w, scales, slots, owners, out, hidden, inner, words, groups,
     ROWS: tl.constexpr, OUTPUTS: tl.constexpr, STEP: tl.constexpr, SCALE_GROUP: tl.constexpr,
 ):  # fmt: skip
     block = tl.program_id(0)
@@ -161,20 +156,20 @@ def _down(
     live = choice >= 0
     row = tl.where(live, choice, tl.load(slots + block * ROWS)).to(tl.int64)
     n = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
-    half = inner // 2
-    groups = inner // SCALE_GROUP
-    k = tl.arange(0, STEP // 2)
-    w_at = w + (expert * hidden + n[:, None]) * half + k[None, :]
-    scale_at = scales + (expert * hidden + n[:, None]) * groups + tl.arange(0, STEP // SCALE_GROUP)[None, :]
+    k = tl.arange(0, STEP // 4)
+    line = expert * hidden + n[:, None]
+    w_at = w + line * words + k[None, :]
+    s_at = scales + line * groups + tl.arange(0, STEP // SCALE_GROUP)[None, :]
     x_at = act + row[:, None] * inner + k[None, :]
     total = tl.zeros((OUTPUTS, ROWS), tl.float32)
     for step in range(inner // STEP):
-        at = step * (STEP // 2)
-        low, high = _weights(
-            tl.load(w_at + at), tl.load(scale_at + step * (STEP // SCALE_GROUP)), SCALE_GROUP
-        )
-        total = product(low, tl.trans(tl.load(x_at + at)), total)
-        total = product(high, tl.trans(tl.load(x_at + half + at)), total)
+        at = step * (STEP // 4)
+        x0 = tl.trans(tl.load(x_at + at))
+        x1 = tl.trans(tl.load(x_at + words + at))
+        x2 = tl.trans(tl.load(x_at + 2 * words + at))
+        x3 = tl.trans(tl.load(x_at + 3 * words + at))
+        code, scale = tl.load(w_at + at), tl.load(s_at + step * (STEP // SCALE_GROUP))
+        total = _add(total, code, scale, x0, x1, x2, x3, SCALE_GROUP)
     value = convert(tl.trans(total * 4294967296.0), tl.bfloat16)
     tl.store(out + row[:, None] * hidden + n[None, :], value, mask=live[:, None])
 
@@ -208,7 +203,7 @@ def shape_for(choices: int, experts: int) -> ExpertShape:
 def gate_up(
     x: Tensor, weights: Tensor, experts: Fp4Experts, blocks: Blocks, limit: float, shape: ExpertShape
 ) -> Tensor:
-    """Each choice's weighted activation, rounded to FP8, even channels first; bfloat16 [T k, I].
+    """Each choice's weighted activation, rounded to FP8, in the order of `round_split`; bfloat16 [T k, I].
 
     x        bfloat16 [T, H], as `round_split` gives it
     weights  float32 [T, k]
@@ -218,9 +213,11 @@ def gate_up(
     choices = weights.numel()
     act = torch.empty(choices, experts.inner, dtype=torch.bfloat16, device=x.device)
     if choices:
-        _gate_up[(blocks.owners.shape[0], experts.inner // GROUP)](
-            x, experts.w13, experts.s13, weights, blocks.slots, blocks.owners, act, experts.hidden,
-            experts.inner, limit, weights.shape[1], blocks.rows, GROUP, shape.channels, FP4_GROUP, AMAX_FLOOR,
+        hidden, inner = experts.hidden, experts.inner
+        _gate_up[(blocks.owners.shape[0], inner // GROUP)](
+            x, experts.w13.view(torch.int16), experts.s13, weights, blocks.slots, blocks.owners, act,
+            hidden, hidden // 4, hidden // FP4_GROUP, inner, limit, weights.shape[1],
+            blocks.rows, GROUP, shape.channels, FP4_GROUP, AMAX_FLOOR,
             num_warps=shape.warps, num_stages=shape.stages,
         )  # fmt: skip
     return act
@@ -230,8 +227,10 @@ def down(act: Tensor, experts: Fp4Experts, blocks: Blocks, shape: ExpertShape) -
     """What each choice's expert gives; bfloat16 [T k, H]. Rows of ids outside 0..E - 1 aren't written."""
     out = torch.empty(act.shape[0], experts.hidden, dtype=torch.bfloat16, device=act.device)
     if act.shape[0]:
-        _down[(blocks.owners.shape[0], experts.hidden // shape.outputs)](
-            act, experts.w2, experts.s2, blocks.slots, blocks.owners, out, experts.hidden, experts.inner,
+        hidden, inner = experts.hidden, experts.inner
+        _down[(blocks.owners.shape[0], hidden // shape.outputs)](
+            act, experts.w2.view(torch.int16), experts.s2, blocks.slots, blocks.owners, out,
+            hidden, inner, inner // 4, inner // FP4_GROUP,
             blocks.rows, shape.outputs, shape.channels, FP4_GROUP,
             num_warps=shape.warps, num_stages=shape.stages,
         )  # fmt: skip

@@ -83,6 +83,31 @@ def to_e4m3(x, exponent):
     return scaled.to(tl.float8e4nv)
 
 
+_DECODE = tl.constexpr("""{
+.reg .b32 a, b;
+shl.b32 a, $4, 6;
+and.b32 a, a, 0x01C001C0;
+shl.b32 b, $4, 12;
+lop3.b32 a, a, b, 0x80008000, 0xF8;
+mul.rn.bf16x2 $0, a, $5;
+shl.b32 a, $4, 2;
+and.b32 a, a, 0x01C001C0;
+shl.b32 b, $4, 8;
+lop3.b32 a, a, b, 0x80008000, 0xF8;
+mul.rn.bf16x2 $1, a, $5;
+shr.b32 a, $4, 2;
+and.b32 a, a, 0x01C001C0;
+shl.b32 b, $4, 4;
+lop3.b32 a, a, b, 0x80008000, 0xF8;
+mul.rn.bf16x2 $2, a, $5;
+shr.b32 a, $4, 6;
+and.b32 a, a, 0x01C001C0;
+lop3.b32 a, a, $4, 0x80008000, 0xF8;
+mul.rn.bf16x2 $3, a, $5;
+}""")
+"""Two words of four codes at a time: each code's magnitude to bits 6 to 8, its sign to bit 15."""
+
+
 @triton.jit
 def _times(bits, factor):
     """As bfloat16 bits times factor, by way of float32; the interpreter would multiply the bits."""
@@ -91,18 +116,32 @@ def _times(bits, factor):
 
 
 @triton.jit
-def decode_e2m1(code, scale):
-    """Low and high nibbles of packed bytes as bfloat16, times `scale` 2^-32.
+def decode_e2m1(code, scale, SCALE_GROUP: tl.constexpr):
+    """Four bfloat16 [N, C]: columns 4j, 4j + 1, 4j + 2 and 4j + 3, times their scale and 2^-32.
 
-    code   uint8 [N, C]: e2m1 codes of columns 2j and 2j + 1 in the low and the high nibble of byte j
-    scale  uint8 [N, C]: the e8m0 scale of each byte, at most 160
+    code   int16 [N, C]: e2m1 codes of four columns, the first in the lowest bits
+    scale  uint8 [N, 4 C / SCALE_GROUP]: e8m0, at most 160
     """
-    # As bfloat16 bits an e2m1 code is its value times 2^-126, the subnormal one included.
-    wide = code.to(tl.uint16)
-    low = ((wide & 7) << 6) | ((wide & 8) << 12)
-    high = ((wide & 0x70) << 2) | ((wide & 0x80) << 8)
-    # 2^(scale - 127 + 126 - 32); what is left of the factor stays in the normal range.
+    n: tl.constexpr = code.shape[0]
+    groups: tl.constexpr = scale.shape[1]
+    size: tl.constexpr = SCALE_GROUP // 4
+    # As bfloat16 bits an e2m1 code is its value times 2^-126, the subnormal one included. What is left of
+    # 2^(scale - 127 + 126), after 32 of it, stays in the normal range.
     factor = ((scale.to(tl.int16) + 94) << 7).to(tl.bfloat16, bitcast=True)
+    factor = tl.reshape(tl.broadcast_to(factor[:, :, None], (n, groups, size)), (n, groups * size))
     if INTERPRETED:
-        return _times(low, factor), _times(high, factor)
-    return low.to(tl.bfloat16, bitcast=True) * factor, high.to(tl.bfloat16, bitcast=True) * factor
+        bits = code.to(tl.int32)
+        v0 = _times(((bits & 7) << 6) | ((bits & 8) << 12), factor)
+        v1 = _times(((bits >> 4 & 7) << 6) | ((bits >> 4 & 8) << 12), factor)
+        v2 = _times(((bits >> 8 & 7) << 6) | ((bits >> 8 & 8) << 12), factor)
+        v3 = _times(((bits >> 12 & 7) << 6) | ((bits >> 12 & 8) << 12), factor)
+    else:
+        v0, v1, v2, v3 = tl.inline_asm_elementwise(
+            _DECODE,
+            "=r,=r,=r,=r,r,r",
+            [code, factor],
+            dtype=(tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16),
+            is_pure=True,
+            pack=2,
+        )
+    return v0, v1, v2, v3

@@ -10,7 +10,7 @@ matrix unit's long side, and split the channels over programs.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import triton
@@ -77,10 +77,7 @@ def _linear(
     w_at = w + n_read[:, None] * columns + k[None, :]
     ws_at = w_scales + first // SIZE * steps
     xs_at = x_scales + t_read * s_stride + group * steps
-    if SWAP:
-        total = tl.zeros((OUTPUTS, ROWS), tl.float32)
-    else:
-        total = tl.zeros((ROWS, OUTPUTS), tl.float32)
+    total = tl.zeros((OUTPUTS, ROWS) if SWAP else (ROWS, OUTPUTS), tl.float32)
     for step in range(begin, tl.minimum(begin + share, steps)):
         weight = tl.load(w_at + step * SIZE)
         value = tl.load(x_at + step * SIZE)
@@ -113,13 +110,20 @@ def _sum(parts, out, size, SPLIT: tl.constexpr, BLOCK: tl.constexpr):
 
 def shape_for(rows: int, outputs: int, columns: int, multiprocessors: int) -> LinearShape:
     """A cut for a product of this size: enough programs to fill the device, few enough to read x rarely."""
+    if rows > 256:
+        return LinearShape(64, 128, 1, False, 4, 4)
     if rows > 64:
-        return LinearShape(128, 128, 1, False, 8, 3)
-    tile = 16 if rows <= 16 else 32 if rows <= 32 else 64
-    blocks, split = triton.cdiv(outputs, 64), 1
-    while split < 8 and blocks * split < 2 * multiprocessors and columns // GROUP >= 8 * split:
+        wide = 128 if outputs >= 2048 else 64
+        cut = LinearShape(128, wide, 1, False, 8 if wide == 128 else 4, 3)
+        enough = multiprocessors - 8
+    else:
+        tile = 16 if rows <= 16 else 32 if rows <= 32 else 64
+        cut = LinearShape(tile, 128 if tile == 64 else 64, 1, True, 4, 4)
+        enough = 2 * multiprocessors
+    blocks, split = triton.cdiv(rows, cut.rows) * triton.cdiv(outputs, cut.outputs), 1
+    while split < 8 and blocks * split < enough and columns // GROUP >= 8 * split:
         split *= 2
-    return LinearShape(tile, 64, split, True, 4, 4)
+    return replace(cut, split=split)
 
 
 def linear_fp8(x: Tensor, weight: Fp8Weight, shape: LinearShape | None = None) -> Tensor:

@@ -13,13 +13,28 @@ import triton.language as tl
 from torch import Tensor
 
 from engine.errors import ShapeMismatch
-from engine.kernels.triton.formats import convert, sigmoid
+from engine.kernels.triton.formats import convert, product, sigmoid
 from engine.kernels.triton.linear import multiprocessors
 from engine.model.weights import MhcWeights
 
 STREAMS = 4
 MIX_ROWS, MIX_CHANNELS = 16, 128
 MAX_SPLIT = 64
+
+
+@triton.jit
+def _times(value, weight, total):
+    """total + value weight^T as float32 gives it; value [R, K], weight float32 [N, K]."""
+    if value.dtype == tl.bfloat16:
+        # Three bfloat16 hold a float32; products of bfloat16 are exact.
+        high = weight.to(tl.bfloat16)
+        weight -= high.to(tl.float32)
+        middle = weight.to(tl.bfloat16)
+        weight -= middle.to(tl.float32)
+        total = product(value, tl.trans(weight.to(tl.bfloat16)), total)
+        total = product(value, tl.trans(middle), total)
+        return product(value, tl.trans(high), total)
+    return tl.dot(value, tl.trans(weight), total, input_precision="tf32x3")
 
 
 @triton.jit
@@ -36,10 +51,11 @@ def _mix(x, fn, mixed, squares, rows, columns, SPLIT: tl.constexpr, ROWS: tl.con
     for step in range(split * share, tl.minimum((split + 1) * share, steps)):
         channel = step * WIDE + k
         held = (channel < columns)[None, :]
-        value = tl.load(x + t_read[:, None] * columns + channel[None, :], mask=held, other=0.0).to(tl.float32)
-        weight = tl.load(fn + output[:, None] * columns + channel[None, :], mask=held & (output < 24)[:, None],
-                         other=0.0)  # fmt: skip
-        total = tl.dot(value, tl.trans(weight), total, input_precision="tf32x3")
+        value = tl.load(x + t_read[:, None] * columns + channel[None, :], mask=held, other=0.0)
+        rest = held & (output < 24)[:, None]
+        weight = tl.load(fn + output[:, None] * columns + channel[None, :], mask=rest, other=0.0)
+        total = _times(value, weight, total)
+        value = value.to(tl.float32)
         square += tl.sum(value * value, 1)
     at = split.to(tl.int64) * rows + t
     tl.store(mixed + at[:, None] * 32 + output[None, :], total, mask=(t < rows)[:, None])
@@ -47,34 +63,86 @@ def _mix(x, fn, mixed, squares, rows, columns, SPLIT: tl.constexpr, ROWS: tl.con
 
 
 @triton.jit
-def _pre(
-    x, mixed, squares, scale, base, norm, out, post, comb, rows, hidden, eps, hc_eps,
-    ITERATIONS: tl.constexpr, SPLIT: tl.constexpr, WIDE: tl.constexpr,
+def _pick(values, lane, i):
+    return tl.sum(tl.where(lane == i, values, 0.0), 0)
+
+
+@triton.jit
+def _softmax(a, b, c, d, eps):
+    top = tl.maximum(tl.maximum(a, b), tl.maximum(c, d))
+    a, b, c, d = tl.exp(a - top), tl.exp(b - top), tl.exp(c - top), tl.exp(d - top)
+    total = a + b + c + d
+    return a / total + eps, b / total + eps, c / total + eps, d / total + eps
+
+
+@triton.jit
+def _unit(a, b, c, d, eps):
+    turn = 1.0 / (a + b + c + d + eps)
+    return a * turn, b * turn, c * turn, d * turn
+
+
+@triton.jit
+def _gates(
+    mixed, squares, scale, base, pre, post, comb, rows, hidden, eps, hc_eps,
+    ITERATIONS: tl.constexpr, SPLIT: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
-    four = tl.arange(0, 4)
+    lane = tl.arange(0, 32)
     at = tl.arange(0, SPLIT).to(tl.int64) * rows + row
     turn = tl.rsqrt(tl.sum(tl.load(squares + at), 0) / (4 * hidden) + eps)
-    first = tl.sum(tl.load(mixed + at[:, None] * 32 + four[None, :]), 0) * turn
-    second = tl.sum(tl.load(mixed + at[:, None] * 32 + 4 + four[None, :]), 0) * turn
-    cell = 8 + four[:, None] * 4 + four[None, :]
-    third = tl.sum(tl.load(mixed + at[:, None, None] * 32 + cell[None, :, :]), 0) * turn
-    pre = sigmoid(first * tl.load(scale + four) + tl.load(base + four)) + hc_eps
-    gate = 2.0 * sigmoid(second * tl.load(scale + 4 + four) + tl.load(base + 4 + four))
-    tl.store(post + row * 4 + four, gate)
-    c = third * tl.load(scale + cell) + tl.load(base + cell)
-    c = tl.exp(c - tl.max(c, 1)[:, None])
-    c = c / tl.sum(c, 1)[:, None] + hc_eps
-    c = c / (tl.sum(c, 0)[None, :] + hc_eps)
+    mix = tl.sum(tl.load(mixed + at[:, None] * 32 + lane[None, :]), 0) * turn
+    used = lane < 24
+    mix = mix * tl.load(scale + lane, mask=used, other=0.0) + tl.load(base + lane, mask=used, other=0.0)
+    gate = sigmoid(mix)
+    tl.store(pre + row * 4 + lane, gate + hc_eps, mask=lane < 4)
+    tl.store(post + row * 4 + lane - 4, 2.0 * gate, mask=(lane >= 4) & (lane < 8))
+    # One value a register: sixteen of them need no exchange between lanes.
+    a0, a1, a2, a3 = _pick(mix, lane, 8), _pick(mix, lane, 9), _pick(mix, lane, 10), _pick(mix, lane, 11)
+    b0, b1, b2, b3 = _pick(mix, lane, 12), _pick(mix, lane, 13), _pick(mix, lane, 14), _pick(mix, lane, 15)
+    c0, c1, c2, c3 = _pick(mix, lane, 16), _pick(mix, lane, 17), _pick(mix, lane, 18), _pick(mix, lane, 19)
+    d0, d1, d2, d3 = _pick(mix, lane, 20), _pick(mix, lane, 21), _pick(mix, lane, 22), _pick(mix, lane, 23)
+    a0, a1, a2, a3 = _softmax(a0, a1, a2, a3, hc_eps)
+    b0, b1, b2, b3 = _softmax(b0, b1, b2, b3, hc_eps)
+    c0, c1, c2, c3 = _softmax(c0, c1, c2, c3, hc_eps)
+    d0, d1, d2, d3 = _softmax(d0, d1, d2, d3, hc_eps)
+    a0, b0, c0, d0 = _unit(a0, b0, c0, d0, hc_eps)
+    a1, b1, c1, d1 = _unit(a1, b1, c1, d1, hc_eps)
+    a2, b2, c2, d2 = _unit(a2, b2, c2, d2, hc_eps)
+    a3, b3, c3, d3 = _unit(a3, b3, c3, d3, hc_eps)
     for _ in range(ITERATIONS - 1):
-        c = c / (tl.sum(c, 1)[:, None] + hc_eps)
-        c = c / (tl.sum(c, 0)[None, :] + hc_eps)
-    tl.store(comb + row * 16 + four[:, None] * 4 + four[None, :], c)
+        a0, a1, a2, a3 = _unit(a0, a1, a2, a3, hc_eps)
+        b0, b1, b2, b3 = _unit(b0, b1, b2, b3, hc_eps)
+        c0, c1, c2, c3 = _unit(c0, c1, c2, c3, hc_eps)
+        d0, d1, d2, d3 = _unit(d0, d1, d2, d3, hc_eps)
+        a0, b0, c0, d0 = _unit(a0, b0, c0, d0, hc_eps)
+        a1, b1, c1, d1 = _unit(a1, b1, c1, d1, hc_eps)
+        a2, b2, c2, d2 = _unit(a2, b2, c2, d2, hc_eps)
+        a3, b3, c3, d3 = _unit(a3, b3, c3, d3, hc_eps)
+    out = comb + row * 16
+    _store(out, a0, a1, a2, a3)
+    _store(out + 4, b0, b1, b2, b3)
+    _store(out + 8, c0, c1, c2, c3)
+    _store(out + 12, d0, d1, d2, d3)
+
+
+@triton.jit
+def _store(at, a, b, c, d):
+    tl.store(at, a)
+    tl.store(at + 1, b)
+    tl.store(at + 2, c)
+    tl.store(at + 3, d)
+
+
+@triton.jit
+def _collapse(x, pre, norm, out, hidden, eps, WIDE: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
     channel = tl.arange(0, WIDE)
     held = channel < hidden
-    streams = tl.load(x + row * 4 * hidden + four[:, None] * hidden + channel[None, :], mask=held[None, :],
-                      other=0.0).to(tl.float32)  # fmt: skip
-    u = convert(tl.sum(streams * pre[:, None], 0), out.dtype.element_ty).to(tl.float32)
+    u = tl.zeros((WIDE,), tl.float32)
+    for j in tl.static_range(4):
+        stream = tl.load(x + (row * 4 + j) * hidden + channel, mask=held, other=0.0).to(tl.float32)
+        u += tl.load(pre + row * 4 + j) * stream
+    u = convert(u, out.dtype.element_ty).to(tl.float32)
     u = u * tl.rsqrt(tl.sum(u * u, 0) / hidden + eps)
     u = u * tl.load(norm + channel, mask=held, other=0.0)
     tl.store(out + row * hidden + channel, convert(u, out.dtype.element_ty), mask=held)
@@ -101,7 +169,7 @@ def _post(y, x, post, comb, out, hidden, WIDE: tl.constexpr):
 def mhc_pre(
     streams: Tensor, mhc: MhcWeights, iterations: int, hc_eps: float, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Mixing weights of a sub-block and its normalised input, in two kernels.
+    """Mixing weights of a sub-block and its normalised input, in three kernels.
 
     streams  [T, 4, H] bfloat16 or float32, contiguous
     mhc      fn [24, 4 H], base and scale [24], norm [H], float32
@@ -116,19 +184,22 @@ def mhc_pre(
     post, comb = torch.empty(rows, 4, device=device), torch.empty(rows, 4, 4, device=device)
     if rows == 0:
         return out, post, comb
-    blocks = triton.cdiv(rows, MIX_ROWS)
-    split = 1
+    block = MIX_ROWS if rows <= 64 else 4 * MIX_ROWS
+    blocks, split = triton.cdiv(rows, block), 1
     while split < MAX_SPLIT and blocks * split < multiprocessors(device):
         split *= 2
     mixed = torch.empty(split, rows, 32, device=device)
     squares = torch.empty(split, rows, device=device)
+    pre = torch.empty(rows, 4, device=device)
     _mix[(blocks, split)](
-        streams, mhc.fn, mixed, squares, rows, 4 * hidden, split, MIX_ROWS, MIX_CHANNELS, num_stages=3
+        streams, mhc.fn, mixed, squares, rows, 4 * hidden, split, block, MIX_CHANNELS, num_stages=3
     )
-    _pre[(rows,)](
-        streams, mixed, squares, mhc.scale, mhc.base, mhc.norm, out, post, comb, rows, hidden, eps, hc_eps,
-        iterations, split, triton.next_power_of_2(hidden), num_warps=8,
+    _gates[(rows,)](
+        mixed, squares, mhc.scale, mhc.base, pre, post, comb, rows, hidden, eps, hc_eps, iterations, split,
+        num_warps=1,
     )  # fmt: skip
+    wide = triton.next_power_of_2(hidden)
+    _collapse[(rows,)](streams, pre, mhc.norm, out, hidden, eps, wide, num_warps=8)
     return out, post, comb
 
 

@@ -42,7 +42,7 @@ def _round(x, out, columns, x_stride, FLOOR: tl.constexpr, GROUPS: tl.constexpr,
     value = tl.load(x + row * x_stride + channel, mask=held, other=0.0).to(tl.float32)
     exponent = group_exponent(tl.maximum(tl.max(tl.abs(value), 1), FLOOR))[:, None]
     near = to_e4m3(value, exponent).to(tl.float32) * power_of_two(exponent)
-    place = channel // 2 + (channel % 2) * (columns // 2)
+    place = channel // 4 + (channel % 4) * (columns // 4)
     tl.store(out + row * columns + place, near.to(tl.bfloat16), mask=held)
 
 
@@ -63,11 +63,11 @@ def quantise(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def round_split(x: Tensor) -> Tensor:
-    """Activations as FP8 sees them, again bfloat16 (exact), even channels first.
+    """Activations as FP8 sees them, again bfloat16 (exact), every fourth channel first.
 
     x        [T, K] bfloat16 or float32, K a multiple of 128, last dimension contiguous
-    returns  bfloat16 [T, K]: the rounded channels 0, 2, 4, ..., then 1, 3, 5, ...: the order of the nibbles
-             of packed FP4 weights
+    returns  bfloat16 [T, K]: the rounded channels 0, 4, 8, ..., then 1, 5, ... and so on: packed FP4 weights
+             are decoded in words of four
     raises   ShapeMismatch
     """
     rows, columns = _checked(x)

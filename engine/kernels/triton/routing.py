@@ -17,7 +17,7 @@ from torch import Tensor
 
 from engine.errors import ShapeMismatch
 
-CHUNK = 1024
+CHUNK = 2048
 
 
 @triton.jit
@@ -62,21 +62,27 @@ def _route(
 
 
 @triton.jit
+def _count(ids, counts, choices, CHUNK: tl.constexpr):
+    expert = tl.program_id(0)
+    lane = tl.arange(0, CHUNK)
+    count = tl.zeros((CHUNK,), tl.int32)
+    for first in range(0, choices, CHUNK):
+        own = tl.load(ids + first + lane, mask=first + lane < choices, other=-1)
+        count += (own == expert).to(tl.int32)
+    tl.store(counts + expert, tl.sum(count, 0))
+
+
+@triton.jit
 def _sort(
-    ids, slots, owners, choices, experts, blocks,
-    ROWS: tl.constexpr, BINS: tl.constexpr, CHUNK: tl.constexpr,
+    ids, counts, slots, owners, choices, experts, blocks,
+    ROWS: tl.constexpr, WIDE: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     expert = tl.program_id(0)
     lane = tl.arange(0, CHUNK)
-    bin = tl.arange(0, BINS)
-    counts = tl.zeros((BINS,), tl.int32)
-    for first in range(0, choices, CHUNK):
-        own = tl.load(ids + first + lane, mask=first + lane < choices, other=-1)
-        own = tl.where((own >= 0) & (own < experts), own, BINS - 1).to(tl.int32)
-        counts += tl.histogram(own, BINS)
-    tiles = tl.where(bin < experts, (counts + ROWS - 1) // ROWS, 0)
-    start = tl.sum(tl.where(bin < expert, tiles, 0), 0)
-    count = tl.sum(tl.where(bin == expert, tiles, 0), 0)
+    other = tl.arange(0, WIDE)
+    tiles = (tl.load(counts + other, mask=other < experts, other=0) + ROWS - 1) // ROWS
+    start = tl.sum(tl.where(other < expert, tiles, 0), 0)
+    count = tl.sum(tl.where(other == expert, tiles, 0), 0)
     if expert == experts:
         # The last program closes the list: blocks beyond it belong to nobody.
         for first in range(start, blocks, CHUNK):
@@ -149,7 +155,9 @@ def sort_choices(ids: Tensor, experts: int, rows: int) -> Blocks:
     slots = torch.empty(blocks, rows, dtype=torch.int32, device=ids.device)
     owners = torch.empty(blocks, dtype=torch.int32, device=ids.device)
     if choices:
-        bins = max(32, triton.next_power_of_2(experts + 1))
+        ids, counts = ids.contiguous(), torch.empty(experts, dtype=torch.int32, device=ids.device)
         chunk = min(CHUNK, max(128, triton.next_power_of_2(choices)))
-        _sort[(experts + 1,)](ids.contiguous(), slots, owners, choices, experts, blocks, rows, bins, chunk)
+        _count[(experts,)](ids, counts, choices, chunk)
+        wide = triton.next_power_of_2(experts)
+        _sort[(experts + 1,)](ids, counts, slots, owners, choices, experts, blocks, rows, wide, chunk)
     return Blocks(slots, owners, rows)

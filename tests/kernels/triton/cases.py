@@ -32,7 +32,7 @@ def fp8_weight(seed: int, rows: int, columns: int) -> tuple[Tensor, Tensor]:
 
 
 def fp4_weight(seed: int, *shape: int) -> tuple[Tensor, Tensor]:
-    """Packed e2m1 codes uint8 [..., N, C / 2] and e8m0 scales uint8 [..., N, C / 32] of a shape [..., N, C]."""
+    """Of a shape [..., N, C]: packed e2m1 uint8 [..., N, C / 2] and e8m0 scales uint8 [..., N, C / 32]."""
     generator = seeded(seed)
     lead, columns = shape[:-1], shape[-1]
     codes = torch.randint(

@@ -47,7 +47,7 @@ def test_route_by_token() -> None:
 
 
 @pytest.mark.parametrize("rows", [1, 16])
-@pytest.mark.parametrize(("tokens", "of"), [(0, 3), (1, 5), (40, 3), (700, 40)])
+@pytest.mark.parametrize(("tokens", "of"), [(0, 3), (1, 5), (40, 3), (700, 40), (48, 256)])
 def test_sort(tokens: int, of: int, rows: int) -> None:
     ids = torch.randint(-2, of + 2, (tokens, 2), generator=seeded(tokens), device=DEVICE)
     ids[ids == 1] = 0  # an expert without rows
