@@ -5,6 +5,7 @@ from __future__ import annotations
 import array
 import fcntl
 import os
+import select
 import signal
 import socket
 import struct
@@ -169,7 +170,9 @@ def _orphan(end: Connection) -> None:
     _kill(end)
 
 
-def _kill(_: Connection) -> None:
+def _kill(end: Connection) -> None:
+    """Not before the test has had time to take the connection."""
+    select.select([end._socket], [], [], 0.5)
     os.kill(os.getpid(), signal.SIGKILL)
 
 
