@@ -40,6 +40,9 @@ NEW_TOKENS = 96
 NEAR_TIE = 1e-4
 """Nats: where sums are taken in another order, two tokens that are closer may change places."""
 
+LEAST_SLOTS, MOST_TOKENS = 8, 1024
+"""Caches of up to three engines are as large as the prompts need."""
+
 LEAST_PROMPTS = 2
 """Prompts of each kind in a pair, at least."""
 
@@ -76,7 +79,14 @@ class Recorder(ModelParts):
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """Figures; raises Diverged, NothingDrafted."""
-    settings = Settings(model_path=args.model_path, device=args.device, dtype=args.dtype, threads=1)
+    settings = Settings(
+        model_path=args.model_path,
+        device=args.device,
+        dtype=args.dtype,
+        threads=1,
+        max_running_requests=max(args.concurrency, LEAST_SLOTS),
+        max_total_tokens=max(args.concurrency, LEAST_SLOTS) * MOST_TOKENS,
+    )
     modes = [args.verify_mode]
     if args.concurrency > 1 and args.verify_mode != "static":
         modes.append("static")

@@ -1,10 +1,10 @@
 """`python -m engine bench traffic`: ranks that act as one engine against one rank alone, answer for answer.
 
-A server with one rank answers a set of greedy requests; then a server with several ranks gets thousands of
-them at once in every form: routed by header or body, as batches for one rank or several, unrouted, with
-several completions, given up in the middle, and in spells in which all ranks but one are idle. Every answer
-must be the same. At the end nothing may be left: no request, no page, no process, no shared memory, and exit
-code 0.
+A server with one rank and without drafts answers a set of greedy requests; then a server with several ranks
+gets thousands of them at once in every form: routed by header or body, as batches for one rank or several,
+unrouted, with several completions, given up in the middle, and in spells in which all ranks but one are idle.
+Every answer must be the same. At the end nothing may be left: no request, no page, no process, no shared
+memory, and exit code 0.
 """
 
 from __future__ import annotations
@@ -32,6 +32,12 @@ ANSWER_WITHIN_S = 120.0
 SPELL = 200
 """Requests of a client group between two spells in which one rank gets all traffic."""
 
+NOT_ALONE = (
+    "--dp", "--ep", "--dp-exchange", "--load-balance-method", "--dp-lm-head", "--speculative",
+    "--speculative-algorithm",
+)  # fmt: skip
+"""Flags of several ranks, and of drafts: what the first server does without."""
+
 KINDS = {
     "header": 20, "body": 10, "unrouted": 30, "uniform_batch": 8, "mixed_batch": 8, "open_batch": 8,
     "completions": 6, "cancelled": 10,
@@ -47,7 +53,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     ranks = int(flags[flags.index("--dp") + 1]) if "--dp" in flags else 2
     wanted = 200 if args.quick else args.requests
     cases = make_cases()
-    alone = drop(flags, ("--dp", "--ep", "--dp-exchange", "--load-balance-method", "--dp-lm-head"))
+    alone = drop(flags, NOT_ALONE)
     with server(alone) as (port, child):
         expected = anyio.run(answers, port, cases, backend_options={"use_uvloop": True})
         stop(child)
@@ -83,7 +89,7 @@ def make_cases() -> list[tuple[list[int], int]]:
 
 
 def drop(flags: list[str], names: tuple[str, ...]) -> list[str]:
-    """The flags without those of several ranks."""
+    """The flags without these and their values."""
     kept, skip = [], False
     for place, flag in enumerate(flags):
         if flag in names:
