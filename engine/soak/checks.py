@@ -65,7 +65,7 @@ def reply_faults(item: Item, reply: Reply) -> list[str]:
         faults.append(f"rank {reply.rank} answered, {item.demanded} was demanded")
     scored = [one.scored for one in reply.choices]
     # The token that ends a completion is counted, but is no text.
-    if -1 not in scored and not 0 <= reply.completion_tokens - sum(scored) <= len(scored):
+    if scored and -1 not in scored and not 0 <= reply.completion_tokens - sum(scored) <= len(scored):
         faults.append(f"{sum(scored)} tokens with log probabilities of {reply.completion_tokens}")
     return faults
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -133,6 +134,7 @@ class Soak:
     async def _work(self, traffic: Traffic, plan: Plan, tasks: TaskGroup) -> None:
         began_s = time.monotonic()
         end_s = began_s + self._options.minutes * 60
+        self._say("traffic begins")
         self.samples.begin()
         self.samples.take()
         tasks.start_soon(self._look)
@@ -146,10 +148,18 @@ class Soak:
                 await self._burst(traffic, plan)
             await self._rest(traffic)
             number += 1
+            minutes = (time.monotonic() - began_s) / 60
+            self._say(
+                f"{minutes:.1f} of {self._options.minutes:g} minutes, {self.ledger.requests} requests, "
+                f"{self.ledger.violation_count} violations"
+            )
         self.outcome.minutes = (time.monotonic() - began_s) / 60
         self.outcome.stopped_early = time.monotonic() < end_s
         traffic.end()
         self.samples.take()
+
+    def _say(self, text: str) -> None:
+        print(f"soak: {text}", file=sys.stderr, flush=True)
 
     async def _wait(self, seconds: float) -> None:
         with anyio.move_on_after(max(0.0, seconds)):

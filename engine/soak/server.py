@@ -56,12 +56,10 @@ class Server:
     def start(self, flags: Sequence[str], command: Sequence[str], folder: Path) -> None:
         """Starts it, and returns once it takes requests. raises ConfigError where it doesn't come up"""
         self._log = folder / "server.log"
-        full = (
-            [*command, "--host", self.host, "--port", str(self.port), *flags] if command == SERVE else command
-        )
+        full = [*command, "--host", self.host, "--port", str(self.port), *flags]
         with self._log.open("wb") as log:
             # A session of its own: Ctrl-C ends the soak, which then ends the server.
-            self.child = subprocess.Popen(list(full), stdout=log, stderr=log, start_new_session=True)
+            self.child = subprocess.Popen(full, stdout=log, stderr=log, start_new_session=True)
         self.pid = self.child.pid
         deadline_s = time.monotonic() + READY_WITHIN_S
         while time.monotonic() < deadline_s:

@@ -18,7 +18,7 @@ PROBES = ("/health", "/ready", "/health_scheduler")
 BROKEN = (OSError, TimeoutError, anyio.EndOfStream, anyio.BrokenResourceError, httptools.HttpParserError)
 """What asking raises where no whole answer comes."""
 
-PROBE_WITHIN_S, REST_WITHIN_S = 20.0, 10.0
+PROBE_WITHIN_S, REST_WITHIN_S = 20.0, 6.0
 LOOK_S = 1.0
 """Between two looks."""
 
