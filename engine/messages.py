@@ -677,6 +677,34 @@ class RankEnded(Message, frozen=True):
     code: int
 
 
+class CoreEnded(Message, frozen=True):
+    """Loader -> release: the rank's scheduler has ended; `clean`: all ranks agreed, or nothing was left."""
+
+    clean: bool
+
+
+class ReleasePart(Message, frozen=True):
+    """Release -> parts: let go of it (graphs, caches, groups), or wait for the other ranks (barrier)."""
+
+    part: str
+
+
+class Released(Message, frozen=True):
+    """Parts -> release: it is gone; with a text: it failed."""
+
+    fault: str = ""
+
+
+class PeersMet(Message, frozen=True):
+    """Parts -> release: every other rank is at the barrier, or beyond it, or gone."""
+
+
+class PhaseBegan(Message, frozen=True):
+    """Shutdown coordinator -> launcher: drain, stop, kill or close begins; for log and metrics."""
+
+    phase: str
+
+
 class KillRanks(Message, frozen=True):
     """Shutdown coordinator -> launcher: end every rank's process that is left, now."""
 

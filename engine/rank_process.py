@@ -5,6 +5,7 @@ It ends when its core has stopped, when anything of it fails, and when the api p
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import sys
@@ -32,10 +33,14 @@ from engine.config import Settings
 from engine.errors import ActorFailed, DeviceFailed, EngineError
 from engine.exchange import Exchange
 from engine.exchange.meter import ExchangeMeter
+from engine.lifecycle_box import writer_of
+from engine.lifecycle_pulse import Pulse, begin_to_beat, pulse_of, timed_delivery, timed_submission
+from engine.lifecycle_release import release
 from engine.messages import Message, RankUp, StepDone, Stop
 from engine.peers import join_by_exchange, join_by_links
 from engine.rank_figures import Join, RankFigures
 
+LOG = logging.getLogger("engine.rank")
 GREET_S = 30.0
 JOIN_S = 2.0
 FLUSH_S = 5.0
@@ -51,6 +56,8 @@ class Told(msgspec.Struct):
              collective one the file where the ranks meet
     meeting  folder of the files by which the ranks' process groups find each other; empty: there are none
     board    descriptor of the file of loads, -1 where nobody reads them
+    pulse    descriptor of the file of signs of life, -1 where nobody reads them
+    box      descriptor of the file of this rank's last words, -1: they go to standard error
     """
 
     rank: int
@@ -59,6 +66,8 @@ class Told(msgspec.Struct):
     session: str = ""
     meeting: str = ""
     board: int = -1
+    pulse: int = -1
+    box: int = -1
 
 
 class Parts(Protocol):
@@ -90,6 +99,9 @@ class Parts(Protocol):
     def core(self, settings: Settings, rank: int, runner: StepRunner) -> Core:
         """On the loop thread: a fresh core, from what the runner says of itself."""
 
+    async def release(self, part: str) -> None:
+        """Lets go of `graphs`, `caches` or `groups`, in this order, when no step runs any more."""
+
 
 def run_process(descriptor: int, parts: Parts) -> None:
     """Runs the rank that standard input describes; `descriptor` is its end of the link. Ends the process.
@@ -112,7 +124,8 @@ async def _main(told: Told, sock: socket.socket, parts: Parts) -> int:
     stream = await SocketStream.from_socket(sock)
     figures = RankFigures(told.rank)
     way = await _way_to_peers(told, figures.exchange)
-    return await live(told, stream, parts, wiring(), report_to_stderr, figures.watching(way))
+    say = report_to_stderr if told.box < 0 else writer_of(told.box)
+    return await live(told, stream, parts, wiring(), say, figures.watching(way))
 
 
 async def _way_to_peers(told: Told, meter: ExchangeMeter) -> Join:
@@ -192,25 +205,38 @@ async def run_rank(
             the way is open from the start
     raises  an exception group: DeviceFailed, ActorFailed, with their causes
     """
+    settings = told.settings
+    parts.place(told.rank, told.meeting)
+    process.refs["board"] = board_of(told.board, settings.dp_size)
+    pulse = pulse_of(told.pulse, told.rank, settings.dp_size, settings.watchdog_s)
+    begin_to_beat(process.timers, pulse, parts.wall_s)
+    if await _serve(told, process, link, parts, joined, pulse):
+        await _let_go(f"rank{told.rank}", process, parts, pulse)
+
+
+async def _serve(
+    told: Told, process: Process, link: Link, parts: Parts, joined: anyio.Event | None, pulse: Pulse
+) -> bool:
+    """The scheduler's life; whether there was a model. With this frame goes all that refers to it."""
     name = f"rank{told.rank}"
     settings = told.settings
     mailbox = process.mailbox(name)
-    parts.place(told.rank, told.meeting)
-    process.refs["board"] = board_of(told.board, settings.dp_size)
     async with anyio.create_task_group() as tasks:
-        device = parts.device(lambda: parts.load(settings, sayer(name)), mailbox.tell_first, process.timers)
+        deliver = timed_delivery(pulse, mailbox.tell_first)
+        device = parts.device(lambda: parts.load(settings, sayer(name)), deliver, process.timers)
         tasks.start_soon(device.run, JOIN_S)
         runner = await _loaded(device, mailbox, joined)
         if runner is None:
             tasks.cancel_scope.cancel()
-            return
+            return False
+        # What imports and builds for long comes before the rank says that it is up.
+        process.refs["matchers"] = parts.matchers(settings, runner, mailbox, process.timers)
+        core = parts.core(settings, told.rank, runner)
         parts.settle()
         for listener in ("ingress", "launcher"):
             await link.ref(listener).offer(RankUp(told.rank))
         process.tick(name, settings.snapshot_s, parts.wall_s)
-        process.refs["matchers"] = parts.matchers(settings, runner, mailbox, process.timers)
-        core = parts.core(settings, told.rank, runner)
-        reason = await process.keep(name, lambda: core, device.submit)
+        reason = await process.keep(name, lambda: core, timed_submission(pulse, device.submit))
         if core.state == "lost":
             raise _error_named(reason)
         if core.state != "stopped":
@@ -220,6 +246,16 @@ async def run_rank(
         with anyio.move_on_after(FLUSH_S):
             await process.flush()
         tasks.cancel_scope.cancel()
+    return True
+
+
+async def _let_go(name: str, process: Process, parts: Parts, pulse: Pulse) -> None:
+    """In order, behind the last step. raises DeviceFailed where something doesn't go"""
+    fault, took_s = await release(process, True, parts.release, pulse)
+    spent = ", ".join(f"{part} {seconds:.3f} s" for part, seconds in took_s.items())
+    LOG.info("%s released %s", name, spent)
+    if fault:
+        raise DeviceFailed(f"{name} didn't let go of all: {fault}")
 
 
 def _error_named(reason: str) -> EngineError:

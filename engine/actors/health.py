@@ -57,34 +57,61 @@ class Health(Core):
 
     def say_starting(self, msg: Probe) -> None:
         """Not yet."""
-        self._answer(msg, "the model is loading")
+        self._answer(msg, "starting", "the model is loading")
 
     def say_up(self, msg: Probe) -> None:
         """Yes, as far as the ranks are fresh."""
-        self._answer(msg, "")
+        self._answer(msg, "", "")
 
     def say_lost(self, msg: Probe) -> None:
         """No more."""
-        self._answer(msg, f"rank {self.lost} has ended")
+        self._answer(msg, "rank_lost", f"rank {self.lost} has ended")
 
     def say_draining(self, msg: Probe) -> None:
         """No more."""
-        self._answer(msg, "the server is shutting down")
+        self._answer(msg, "shutting_down", "the server is shutting down")
 
-    def _answer(self, msg: Probe, refused: str) -> None:
-        ages = tuple((rank, msg.wall_s - self.newest[rank]) for rank in sorted(self.newest))
-        self.emit(Reply(msg.slot, Vitals(refused, ages, tuple(self._stale(dict(ages))))))
-
-    def _stale(self, ages: dict[int, float]) -> list[str]:
-        """One line for each rank that isn't known to live."""
-        lines = []
+    def _answer(self, msg: Probe, code: str, refused: str) -> None:
+        ages: dict[int, float] = {}
+        found = []
         for rank in range(self.ranks):
-            if rank not in ages:
-                lines.append(f"rank {rank} has sent no snapshot")
-            elif not -AHEAD_S <= ages[rank] <= self.oldest_s:
-                age = f"{ages[rank]:.1f} s old, at most {self.oldest_s:.1f} are allowed"
-                lines.append(f"rank {rank}'s snapshot is {age}")
-        return lines
+            age_s, fault, text = self._look(rank, msg)
+            if age_s is not None:
+                ages[rank] = age_s
+            if fault:
+                found.append((rank, fault, text))
+        stale = tuple(f"rank {rank} {text}" for rank, _, text in found)
+        faults = tuple((rank, fault) for rank, fault, _ in found)
+        self.emit(Reply(msg.slot, Vitals(refused, tuple(ages.items()), stale, code, faults)))
+
+    def _look(self, rank: int, msg: Probe) -> tuple[float | None, str, str]:
+        """(age of the newest sign of life, kind of fault, its text) of a rank; empty texts: it is fresh."""
+        newest = self.newest.get(rank)
+        if msg.beats or msg.pids:
+            own = [beat for beat in msg.beats if beat.slot == rank and not beat.torn]
+            if any(beat.slot == rank and beat.torn for beat in msg.beats):
+                return None, "unreadable", "has a snapshot that can't be read"
+            strangers = [beat for beat in msg.beats if beat.rank == rank and beat.slot != rank]
+            pid = dict(msg.pids).get(rank, 0)
+            if strangers or any(beat.rank != rank or (pid and beat.pid != pid) for beat in own):
+                return None, "duplicate", "has snapshots of two processes"
+            newest = own[0].wall_s if own else None
+        if newest is None:
+            return None, "missing", "has sent no snapshot"
+        age_s = msg.wall_s - newest
+        if age_s < -AHEAD_S:
+            return (
+                age_s,
+                "future",
+                f"sent a snapshot {-age_s:.1f} s ahead of the clock",
+            )
+        if age_s > self.oldest_s:
+            return (
+                age_s,
+                "stale",
+                f"sent its snapshot {age_s:.1f} s ago, at most {self.oldest_s:.1f} may be",
+            )
+        return age_s, "", ""
 
 
 def readiness_is_true(world: Any) -> bool:

@@ -12,7 +12,7 @@ from typing import ClassVar
 
 from engine.actors.core import Core, Reply, Send
 from engine.actors.routing import Router, Unit, units_of
-from engine.actors.submits import submit_of, watch_of
+from engine.actors.submits import URGENT, submit_of, watch_of
 from engine.errors import BadRequest, EngineError, NotServing, QueueFull
 from engine.messages import (
     FAILED,
@@ -38,6 +38,7 @@ class Live:
     group   id of the first request of those that stay together
     call    id of the first request of its HTTP request
     tokens  of its prompt
+    urgent  the server's own probe
     """
 
     rank: int
@@ -45,6 +46,7 @@ class Live:
     group: int
     call: int = 0
     tokens: int = 0
+    urgent: bool = False
 
 
 class Ingress(Core):
@@ -81,7 +83,7 @@ class Ingress(Core):
 
     def is_over_the_limit(self, msg: Enqueue) -> bool:
         """A rank that would get a part of the group can't take all of that part."""
-        return self.fullest(msg)[1] > self.limit
+        return msg.entries[0].priority < URGENT and self.fullest(msg)[1] > self.limit
 
     def is_live(self, msg: Abort | Ended) -> bool:
         """The request has no terminal event yet."""
@@ -113,9 +115,8 @@ class Ingress(Core):
         for unit, rank in zip(units, ranks, strict=True):
             for place in range(unit.first, unit.first + unit.count):
                 entry, request_id = msg.entries[place], first + place
-                self.live[request_id] = Live(
-                    rank, entry.rid, first + unit.first, first, len(entry.prompt) // 4
-                )
+                tokens, urgent = len(entry.prompt) // 4, entry.priority >= URGENT
+                self.live[request_id] = Live(rank, entry.rid, first + unit.first, first, tokens, urgent)
                 self.emit(Send("detok", watch_of(request_id, rank, entry)))
                 batches.setdefault(rank, []).append(submit_of(request_id, unit.route, entry))
                 of_each.append(rank)
@@ -227,11 +228,12 @@ class Ingress(Core):
         return all(ranks.setdefault(live.group, live.rank) == live.rank for live in self.live.values())
 
     def loads_are_within_limits(self) -> bool:
-        """Loads are what is live, and at most the limit."""
-        counted = dict.fromkeys(range(self.ranks), 0)
+        """Loads are what is live, and without the server's own at most the limit."""
+        counted, own = dict.fromkeys(range(self.ranks), 0), dict.fromkeys(range(self.ranks), 0)
         for live in self.live.values():
             counted[live.rank] += 1
-        return counted == self.loads and max(self.loads.values()) <= self.limit
+            own[live.rank] += live.urgent
+        return counted == self.loads and all(counted[rank] - own[rank] <= self.limit for rank in own)
 
 
 def rank_name(rank: int) -> str:

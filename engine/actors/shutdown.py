@@ -7,9 +7,12 @@ from typing import ClassVar
 from engine.actors.core import Core, Send
 from engine.actors.core import Stop as Ended
 from engine.actors.ingress import rank_name
-from engine.messages import CloseServer, Drain, KillRanks, RankEnded, Signalled, Stop
+from engine.messages import CloseServer, Drain, KillRanks, PhaseBegan, RankEnded, Signalled, Stop
 
 REASON = "the server is shutting down"
+
+CLEAN, CRASHED, FORCED = 0, 1, 3
+"""Exit codes: every rank ended by itself and well; one didn't; none failed, but some had to be killed."""
 
 
 class Shutdown(Core):
@@ -56,13 +59,13 @@ class Shutdown(Core):
 
     def drain(self, msg: object) -> None:
         """From now on new requests are refused, and probes say why."""
-        self.steps.append("drain")
+        self._begin("drain")
         self.emit(Send("health", Drain()))
         self.emit(Send("ingress", Drain()))
 
     def stop_all(self, msg: object) -> None:
         """Requests end first, so that each client hears why; then the ranks that are left."""
-        self.steps.append("stop")
+        self._begin("stop")
         self.emit(Send("ingress", Stop(REASON)))
         for rank in range(self.ranks):
             if rank not in self.codes:
@@ -70,15 +73,19 @@ class Shutdown(Core):
 
     def kill(self, msg: object) -> None:
         """The ranks that are left had their time."""
-        self.steps.append("kill")
+        self._begin("kill")
         self.emit(Send("launcher", KillRanks()))
 
     def close(self, msg: object) -> None:
         """The server ends; 0 only where every rank ended by itself and well."""
-        self.steps.append("close")
-        clean = len(self.codes) == self.ranks and not any(self.codes.values())
-        self.emit(Send("launcher", CloseServer(0 if clean else 1)))
+        self._begin("close")
+        code = CRASHED if any(self.codes.values()) else FORCED if "kill" in self.steps else CLEAN
+        self.emit(Send("launcher", CloseServer(code)))
         self.emit(Ended("closed"))
+
+    def _begin(self, step: str) -> None:
+        self.steps.append(step)
+        self.emit(Send("launcher", PhaseBegan(step)))
 
     # ---- invariants ---------------------------------------------------------------------------
 

@@ -160,6 +160,9 @@ class Parts:
     def dump(self) -> None:
         """There are no threads."""
 
+    async def release(self, part: str) -> None:
+        """Python does."""
+
     def core(self, settings: Settings, rank: int, runner: Any) -> Core:
         """The scheduler."""
         bounds = self._world.plan.bounds

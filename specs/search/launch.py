@@ -145,8 +145,9 @@ def closed_tells_how(world: Any) -> bool:
     environment, codes = world.environment, world.cores["shutdown"].codes
     if any(life != ENDED for life in environment.life):
         return bool(environment.closed < 0)
-    clean = not environment.killed and not any(codes.values())
-    return bool(environment.closed == (0 if clean else 1))
+    # Whoever ends behind the order to kill is no crash, and the server has its code by then.
+    crashed = any(code > 0 for code in codes.values())
+    return bool(environment.closed == (1 if crashed else 3 if environment.killed else 0))
 
 
 def no_request_is_left(world: Any) -> bool:

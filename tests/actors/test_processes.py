@@ -51,15 +51,24 @@ class Server:
     def wait_starting(self) -> None:
         """Waits until the server says that the model is loading."""
         assert self.process.stderr is not None
-        assert "nothing to load" in self.process.stderr.readline()
+        assert any("nothing to load" in line for line in iter(self.process.stderr.readline, ""))
         answer = httpx.get(self.url + "/ready")
         assert (answer.status_code, "the model is loading" in answer.text) == (503, True)
 
     @property
     def rank(self) -> int:
-        """The rank's process id."""
-        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
-        return int(children[0])
+        """The first rank's process id."""
+        return self.children("trivial.py rank")[0]
+
+    def children(self, command: str = "") -> list[int]:
+        """Process ids of the server's children whose command line has this in it, in their order."""
+        found = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        lines = {int(pid): Path(f"/proc/{pid}/cmdline") for pid in found}
+        return sorted(
+            pid
+            for pid, line in lines.items()
+            if line.exists() and command in line.read_bytes().replace(b"\0", b" ").decode()
+        )
 
     def post(self, body: dict[str, object]) -> httpx.Response:
         """A completion."""

@@ -25,14 +25,13 @@ class Pair(Server):
 
     def __init__(self, model: Path, exchange: str, **environment: str) -> None:
         self.shared = shared()
-        told = {"TRIVIAL_DP": "2", "TRIVIAL_EXCHANGE": exchange, "TRIVIAL_STOP_S": "2", **environment}
+        told = {"TRIVIAL_DP": "2", "TRIVIAL_EXCHANGE": exchange, "TRIVIAL_STOP_S": "8", **environment}
         super().__init__(model, **told)
 
     @property
     def ranks(self) -> list[int]:
         """The ranks' process ids, in their order."""
-        told = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
-        return sorted(map(int, told))
+        return self.children("trivial.py rank")
 
     def streams(self) -> list[Stream]:
         """An endless stream on each rank, both begun."""
