@@ -40,6 +40,7 @@ Say = Callable[[str], None]
 """Prints one line of progress."""
 
 SAID_PARTS = 10
+GB = 1 << 30
 
 _MODES: dict[str, VerifyMode] = {mode: mode for mode in VERIFY_MODES}
 
@@ -52,6 +53,8 @@ class Loaded:
     block    drafted tokens of a round; 0: no draft was loaded
     costs    of its steps, for the budget of drafts; None: not measured
     grammars of constrained requests; None: it can't follow any
+    weights  bytes that were loaded
+    took_s   how long it took
     """
 
     runner: StepRunner
@@ -61,6 +64,17 @@ class Loaded:
     block: int = 0
     costs: CostTable | None = None
     grammars: RankGrammars | None = None
+    weights: int = 0
+    took_s: float = 0.0
+
+    def figures(self) -> dict[str, float]:
+        """All figures by name, as in Ledger."""
+        return {
+            **({} if self.grammars is None else self.grammars.pipeline.figures()),
+            "weight_memory_usage_gb": self.weights / GB,
+            "kv_cache_memory_usage_gb": self.sizes.bytes / GB,
+            'startup_time_seconds{phase="load"}': self.took_s,
+        }
 
     def execute(self, job: RunStep) -> StepDone:
         """Runs one step; on the device thread only."""
@@ -114,8 +128,11 @@ def load_rank(settings: Settings, say: Say, groups: Groups = ALONE) -> Loaded:
         costs = cost_table_for(settings, subject_of(runner), say)
     if grammars is not None:
         say(f"grammars: {len(grammars.compiler.vocabulary.tokens)} tokens, {PATH}")
-    say(f"ready after {time.perf_counter() - begin:.1f} s")
-    return Loaded(runner, config, sizes, eos_ids, speculation.block if speculation else 0, costs, grammars)
+    took_s = time.perf_counter() - begin
+    say(f"ready after {took_s:.1f} s")
+    block = speculation.block if speculation else 0
+    size = sum(tensor.nbytes for tensor in weights.values())
+    return Loaded(runner, config, sizes, eos_ids, block, costs, grammars, size, took_s)
 
 
 def _drafter(

@@ -19,7 +19,6 @@ from engine.actors.routing import EXPLICIT
 from engine.grammar_metrics import GrammarSeries
 from engine.grammar_rank_metrics import RankGrammarSeries
 from engine.messages import GOES_ON, Snapshot
-from engine.metrics_pauses import GcPauses
 from engine.metrics_process import HttpSeries, PauseSeries
 from engine.metrics_tables import LATENCY_S, TOKEN_S, TOKENS
 from engine.metrics_timeline import Timeline
@@ -44,7 +43,6 @@ class Metrics:
     method     how requests are spread that demand no rank
     native     the ranks' exchange is the native one
     vllm       the names of vLLM are exposed, too
-    pauses     garbage collections of this process
     """
 
     def __init__(
@@ -64,8 +62,7 @@ class Metrics:
         self._model = model_name
         self._rank_series = RankMetrics(self.registry, prefix, model_name, ranks, context_length, native)
         self._vllm = VllmSeries(self.registry, self._rank_series, model_name) if vllm else None
-        self.pauses = GcPauses("api_gc_pause_seconds")
-        self.registry.register(PauseSeries(prefix, model_name, self.pauses))
+        self.registry.register(PauseSeries(prefix, model_name))
         self.grammars = GrammarSeries(prefix, model_name)
         self.registry.register(self.grammars)
         self._mask_series = RankGrammarSeries(prefix, model_name, ranks)

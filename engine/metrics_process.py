@@ -13,18 +13,20 @@ from engine.metrics_buckets import le_of
 from engine.metrics_pauses import GcPauses
 from engine.metrics_tables import PAUSE_S
 
+PAUSES = GcPauses("api_gc_pause_seconds")
+"""Of this process, which has one collector of garbage; `serve` watches it."""
+
 
 class PauseSeries(Collector):
     """How long garbage collection stopped the process that serves HTTP."""
 
-    def __init__(self, prefix: str, model_name: str, pauses: GcPauses) -> None:
+    def __init__(self, prefix: str, model_name: str) -> None:
         self._name = prefix + "api_gc_pause_seconds"
         self._model = model_name
-        self._pauses = pauses
 
     def collect(self) -> Iterator[Metric]:
         """The histogram as it is now."""
-        seconds = self._pauses.seconds
+        seconds = PAUSES.seconds
         say = "garbage collections of the process that serves HTTP"
         family = HistogramMetricFamily(self._name, say, labels=["model_name"])
         bounds = [le_of(bound) for bound in (*PAUSE_S, float("inf"))]
