@@ -35,10 +35,18 @@ from engine.exchange.native import new_session, remove
 from engine.front import say_when_compiling, start_front, start_grammars
 from engine.grammar.service import GrammarService
 from engine.http_server import HttpServer, bind
+from engine.lifecycle_box import create as create_box
+from engine.lifecycle_box import words_in
+from engine.lifecycle_pulse import PulseBoard
+from engine.lifecycle_pulse import create as create_pulse
+from engine.lifecycle_report import EndReport, PhaseTimes
+from engine.lifecycle_watch import HangWatch
 from engine.messages import (
+    Beat,
     CloseServer,
     KillRanks,
     Message,
+    PhaseBegan,
     RankDown,
     RankEnded,
     RankUp,
@@ -63,7 +71,8 @@ UNLINKED_S = 10.0
 """A rank whose link has ended gets so long to end itself."""
 
 CLEAN, FAILED, REFUSED = 0, 1, 2
-"""Exit codes: ended as asked; something failed; the settings can't be served."""
+"""Exit codes: ended as asked; something failed; the settings can't be served. A fourth one, FORCED, is the
+shutdown coordinator's: nothing failed, but ranks had to be killed."""
 
 
 class Closing(Protocol):
@@ -81,7 +90,14 @@ class Launcher:
     _process: Process
     _tasks: TaskGroup
 
-    def __init__(self, settings: Settings, command: Sequence[str], url: str = "", board: int = -1) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        command: Sequence[str],
+        url: str = "",
+        board: int = -1,
+        pulse: int = -1,
+    ) -> None:
         self.children: dict[int, Child] = {}
         self.exit_code = CLEAN
         self._settings = settings
@@ -92,6 +108,12 @@ class Launcher:
         self._closed = anyio.Event()
         self._up: set[int] = set()
         self._board = board
+        self.phases = PhaseTimes(settings.metrics_prefix)
+        self._pulse = pulse
+        self._pulses = None if pulse < 0 else PulseBoard(pulse, settings.dp_size)
+        self._end = EndReport()
+        self._given_up: dict[int, str] = {}
+        self._killed = False
         self._native = new_session() if settings.dp_exchange == "native" else ""
         self._groups = settings.ep_size > 1 or settings.enable_dp_lm_head
         self._collective = settings.dp_exchange == "collective"
@@ -107,13 +129,16 @@ class Launcher:
         process.refs["launcher"] = self
 
     def tell(self, msg: Message) -> None:
-        """Takes RankUp, KillRanks and CloseServer; never waits."""
+        """Takes RankUp, PhaseBegan, KillRanks and CloseServer; never waits."""
         if isinstance(msg, RankUp):
             self._up.add(msg.rank)
             self._process.refs["health"].tell(msg)
             if len(self._up) == self._settings.dp_size:
                 self._process.report(f"api: {self._settings.model_name} is served on {self._url}")
+        elif isinstance(msg, PhaseBegan):
+            self.phases.enter(msg.phase)
         elif isinstance(msg, KillRanks):
+            self._killed = True
             for child in self.children.values():
                 child.kill()
         elif isinstance(msg, CloseServer):
@@ -137,18 +162,21 @@ class Launcher:
         folder = self._meeting.name if self._meeting else ""
         session = f"{folder}/exchange" if self._collective else self._native
         peers = {} if session else mesh.ends_of(rank)
-        told = Told(rank, settings, peers, session, folder if self._groups else "", self._board)
+        box = create_box()
+        meeting = folder if self._groups else ""
+        told = Told(rank, settings, peers, session, meeting, self._board, self._pulse, box)
+        shared = [descriptor for descriptor in (self._board, self._pulse, box) if descriptor >= 0]
         child = self.children[rank] = await spawn(
             name,
             self._command,
             msgspec.json.encode(told),
             {**environment(settings.threads, settings.dp_size), **device_of(settings, rank)},
-            (*peers.values(), *([self._board] if self._board >= 0 else [])),
+            (*peers.values(), *shared),
         )
         link = self._process.link("api", name, child.stream)
-        self._tasks.start_soon(self._watch, rank, child, link)
+        self._tasks.start_soon(self._watch, rank, child, link, box)
 
-    async def _watch(self, rank: int, child: Child, link: Link) -> None:
+    async def _watch(self, rank: int, child: Child, link: Link, box: int = -1) -> None:
         """Until the rank's process has ended; whatever it sent has then been taken from the link."""
         try:
             await link.greet(GREET_S)
@@ -159,12 +187,31 @@ class Launcher:
             await child.process.wait()
         child.kill()
         code = await child.process.wait()
-        if code:
-            self.exit_code = FAILED
-            self._process.report(f"{child.name} {how_it_ended(code)}")
+        self._note_end(rank, child.name, code, words_in(box))
         for listener in ("health", "ingress"):
             await self._process.refs[listener].offer(RankDown(rank, how_it_ended(code)))
         await self._process.refs["shutdown"].offer(RankEnded(rank, code))
+
+    def beats(self) -> tuple[Beat, ...]:
+        """The ranks' signs of life."""
+        return () if self._pulses is None else self._pulses.read_all()
+
+    def pids(self) -> tuple[tuple[int, int], ...]:
+        """Process of each rank that was started."""
+        return tuple((rank, child.process.pid) for rank, child in self.children.items())
+
+    def _note_end(self, rank: int, name: str, code: int, words: str) -> None:
+        """For the report; whoever was killed on purpose at the end is no cause of it."""
+        if code and not self._killed:
+            given_up = self._given_up.get(rank, "")
+            how = f"{how_it_ended(code)}: it {given_up}" if given_up else how_it_ended(code)
+            self._end.note_death(name, how, words)
+        else:
+            self._end.note_words(name, words)
+
+    def _give_up(self, rank: int, cause: str) -> None:
+        self._given_up[rank] = cause
+        self._process.report(f"api: rank{rank} {cause}; it is ended")
 
     async def listen_to_signals(self) -> None:
         """Tells the shutdown coordinator of each SIGINT and SIGTERM."""
@@ -175,6 +222,10 @@ class Launcher:
     async def run(self) -> None:
         """Starts the ranks; returns when the server has closed."""
         self._tasks.start_soon(self.listen_to_signals)
+        if self._pulses is not None:
+            silence_s = self._settings.watchdog_s
+            watch = HangWatch(self._pulses, self.children, self._up, silence_s, self._give_up)
+            self._tasks.start_soon(watch.run)
         with Mesh(self._settings.dp_size) as mesh:
             for rank in range(self._settings.dp_size):
                 await self.start_rank(rank, mesh)
@@ -199,6 +250,10 @@ class Launcher:
             for child in self.children.values():
                 child.kill()
                 await child.process.wait()
+        self.phases.end()
+        if not self._end.is_empty:
+            recorders = self._process.recorders() if self._end.deaths else ""
+            self._process.report(f"api: how it ended\n{self._end.text(recorders)}")
         if self._native:
             remove(self._native)
         if self._meeting:
@@ -238,7 +293,8 @@ def serve(settings: Settings, command: Sequence[str] = RANK_COMMAND) -> int:
 
 async def _main(settings: Settings, sock: socket.socket, command: Sequence[str]) -> int:
     board = create(settings.dp_size) if settings.dp_size > 1 else -1
-    launcher = Launcher(settings, command, f"http://{settings.host}:{sock.getsockname()[1]}", board)
+    url = f"http://{settings.host}:{sock.getsockname()[1]}"
+    launcher = Launcher(settings, command, url, board, create_pulse(settings.dp_size))
     async with anyio.create_task_group() as http:
         try:
             async with anyio.create_task_group() as tasks:
@@ -246,7 +302,9 @@ async def _main(settings: Settings, sock: socket.socket, command: Sequence[str])
                 served = load_served(settings, int(time.time()))
                 grammars = start_grammars(process, settings, served)
                 process.spawn(say_when_compiling, process, grammars)
-                engine, app = start_api(process, settings, served, board=board, grammars=grammars)
+                engine, app = start_api(
+                    process, settings, served, board=board, grammars=grammars, launcher=launcher
+                )
                 launcher.join(process, tasks, engine, HttpServer(app, "warning"))
                 http.start_soon(launcher.serve, sock)
                 await launcher.run()
@@ -266,12 +324,14 @@ def start_api(
     wall_s: Callable[[], float] = time.time,
     board: int = -1,
     grammars: GrammarService | None = None,
+    launcher: Launcher | None = None,
     **given: Any,
 ) -> tuple[Engine, App]:
     """Starts the actors of the api process; returns the front's handle and the HTTP application over it.
 
     board     descriptor of the file of loads, -1 where ranks publish none
     grammars  compiles what constrained requests need; None: such requests are refused
+    launcher  of processes; None: ranks show their life by messages alone
     given     further arguments of `create_app`
     """
     ranks, drain_ms, stop_ms = settings.dp_size, settings.drain_s * 1000, STOP_S * 1000
@@ -299,4 +359,7 @@ def start_api(
     loads = LoadBoard(board, ranks).read_all if board >= 0 else tuple
     engine = start_front(process, settings, served, on_snapshot, loads, grammars)
     probes = Probes(process.asks, health, wall_s)
+    if launcher is not None:
+        probes = Probes(process.asks, health, wall_s, launcher.beats, launcher.pids)
+        metrics.registry.register(launcher.phases)
     return engine, create_app(engine, served, metrics, probes, settings, wall_s=wall_s, **given)

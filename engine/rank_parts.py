@@ -6,6 +6,9 @@ import faulthandler
 import gc
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import anyio.to_thread
 
 from engine.actors.capacity import CostTable
 from engine.actors.core import Core
@@ -21,6 +24,10 @@ from engine.actors.timers import Timers
 from engine.config import Settings
 from engine.errors import ConfigError
 from engine.messages import StepDone
+
+if TYPE_CHECKING:
+    from engine.model.groups import Groups
+
 
 LOADERS = 2
 """Threads that load grammars; one that is slow doesn't hold up all others."""
@@ -45,6 +52,8 @@ class ModelParts:
 
     _rank = 0
     _meeting = ""
+    _groups: Groups | None = None
+    _device = "cpu"
 
     def place(self, rank: int, meeting: str) -> None:
         """As Parts.place."""
@@ -59,11 +68,14 @@ class ModelParts:
         from engine.runner.collectives import open_groups
 
         ranks, device = settings.dp_size, torch.device(settings.device)
+        self._device = settings.device
         if not self._meeting:
             # Ranks whose models share nothing agree on steps, and need no collective.
             return load_rank(settings, say, Groups(Group(self._rank, ranks, None, None), ONE))
         meet_at = f"file://{self._meeting}/groups"
-        groups = open_groups(self._rank, ranks, settings.ep_size, device, meet_at, settings.watchdog_s)
+        self._groups = groups = open_groups(
+            self._rank, ranks, settings.ep_size, device, meet_at, settings.watchdog_s
+        )
         return load_rank(settings, say, groups)
 
     def device(
@@ -112,7 +124,8 @@ class ModelParts:
             rank=rank,
             ranks=settings.dp_size,
             slots=sizes.slots - 1,
-            queued=settings.max_queued_requests,
+            # One more than ingress lets in: the place of the server's own probe.
+            queued=settings.max_queued_requests + 1,
             chunk_tokens=settings.chunked_prefill_size,
             context_tokens=sizes.context_length,
             window_tokens=runner.config.sliding_window,
@@ -123,3 +136,22 @@ class ModelParts:
             speculation=speculation_of(settings, runner.block, runner.costs),
         )
         return Rank(setup, runner.figures)
+
+    async def release(self, part: str) -> None:
+        """On a thread: a device's library may take its time. Captured graphs: there are none yet."""
+        if self._device == "cpu" and self._groups is None:
+            return  # Host memory goes with the process, sooner than a collection takes.
+        await anyio.to_thread.run_sync(self._release, part, abandon_on_cancel=True)
+
+    def _release(self, part: str) -> None:
+        if part == "caches" and self._device == "cuda":
+            # Nothing refers to the runner any more, but objects of a model may refer to each other.
+            import torch
+
+            gc.unfreeze()
+            gc.collect()
+            torch.cuda.empty_cache()
+        elif part == "groups" and self._groups is not None:
+            from engine.runner.collectives import close_groups
+
+            close_groups(self._groups)
