@@ -15,6 +15,7 @@ from bench.lossless_cases import PIECE_TOKENS, Case, Setting, read, settings_lis
 from engine.config import PAGE_TOKENS, Settings
 from engine.errors import EngineError
 
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 SETTINGS = Settings(threads=1, deterministic=True, max_running_requests=16, max_total_tokens=8192)
 TOKENS = 48
 MODES = ("static", "cap-accept", "compact")
