@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--minutes", type=float, default=60.0, help="of traffic, after the warm-up (default 60)")
     add("--seed", type=int, default=0, help="of the traffic's plan (default 0)")
-    add("--clients", type=int, default=6, help="at once (default 6)")
+    add("--clients", type=int, default=8, help="at once (default 8)")
     add("--kinds", default="", metavar="A,B", help="only these kinds of requests; default: all")
     add("--server-flags", default="", metavar="FLAGS", help="more flags for the server, in one string")
     add("--url", default="", help="a server of this host that runs already")

@@ -41,13 +41,13 @@ class Options:
 
     minutes: float
     seed: int = 0
-    clients: int = 6
+    clients: int = 8
     kinds: tuple[str, ...] = ()
     work_s: float = 60.0
     rest_s: float = 3.0
     sample_s: float = 30.0
     burst: int = 0
-    group: int = 8
+    group: int = 2
     repeatable: bool = False
     prefix: str = "sglang:"
     vocabulary: int = 0
@@ -107,6 +107,8 @@ class Soak:
         except (*BROKEN, KeyError, ValueError) as error:
             raise ConfigError(f"/v1/models can't be read: {error!r}") from error
         first = self.watch.first
+        if not first.ranks():
+            raise ConfigError(f"/metrics has no {options.prefix}num_running_reqs with a dp_rank")
         drafts = first.total("spec_num_draft_tokens") > 0
         served = Served(len(first.ranks()), int(card["max_model_len"]), options.vocabulary, drafts)
         forms = Forms() if set(FORMS) & set(kinds) else None
@@ -171,9 +173,11 @@ class Soak:
         if not options.burst:
             return
         refused = self.ledger.refused_busy
+        traffic.crowded += 1
         async with anyio.create_task_group() as tasks:
             for item in plan.burst(options.burst, options.group):
                 tasks.start_soon(traffic.send, item)
+        traffic.crowded -= 1
         self.outcome.bursts += 1
         if self.ledger.refused_busy == refused and not self.watch.ended:
             self.ledger.violate("burst", f"none of {options.burst} completions at once was refused")

@@ -11,8 +11,8 @@ from engine.soak.exposition import Figures
 from engine.soak.http import Answer
 from engine.soak.item import ROUTES, Item, Reply
 
-KEPT = 200
-"""Violations that are kept with their evidence; all are counted."""
+KEPT = 25
+"""Violations of one kind that are kept with their evidence; all are counted."""
 
 FAILED = (408, 500, 503)
 """Statuses of requests that may have been accepted before they failed."""
@@ -50,17 +50,22 @@ class Ledger:
         self.latencies_s: list[float] = []
         self.firsts_s: list[float] = []
         self.violations: list[Violation] = []
-        self.violation_count = 0
+        self.violations_by_kind: Counter[str] = Counter()
 
     @property
     def requests(self) -> int:
         """All that were sent."""
         return sum(self.kinds.values())
 
+    @property
+    def violation_count(self) -> int:
+        """All of them."""
+        return self.violations_by_kind.total()
+
     def violate(self, what: str, evidence: str) -> None:
         """Notes a violation."""
-        self.violation_count += 1
-        if len(self.violations) < KEPT:
+        self.violations_by_kind[what] += 1
+        if self.violations_by_kind[what] <= KEPT:
             wall = time.strftime("%Y-%m-%dT%H:%M:%S%z")
             self.violations.append(
                 Violation(round(time.monotonic() - self.began_s, 2), wall, what, evidence[:2000])
@@ -142,5 +147,6 @@ class Ledger:
             "prompt_tokens": self.prompt_tokens,
             "output_tokens": self.completion_tokens,
             "violations": self.violation_count,
+            "violations_by_kind": dict(sorted(self.violations_by_kind.items())),
             "violation_list": [asdict(one) for one in self.violations],
         }

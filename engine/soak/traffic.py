@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import anyio
 import orjson
 
@@ -15,13 +17,22 @@ from engine.soak.server import Server
 from engine.soak.watch import BROKEN
 
 ANSWER_WITHIN_S = 120.0
+AFTER_NONE_S = 1.0
+"""A client's pause after no answer: the server may just have ended."""
+
+QUEUE_FULL = 429
 
 
 class Traffic:
-    """All requests of a soak. `under_way` have no end yet."""
+    """All requests of a soak.
+
+    under_way  requests that have no end yet
+    crowded    bursts that fill the queues now; whoever asks meanwhile may be refused, too
+    """
 
     def __init__(self, server: Server, plan: Plan, ledger: Ledger, pace: Pace, repeatable: bool) -> None:
         self.under_way = 0
+        self.crowded = 0
         self.known: dict[str, list[str]] = {}
         self._server, self._plan, self._ledger, self._pace = server, plan, ledger, pace
         self._repeatable = repeatable
@@ -46,12 +57,15 @@ class Traffic:
         while not self._over:
             await self._gate.wait()
             if not self._over:
-                await self.send(self._plan.next())
-                await anyio.sleep(self._pace.pause_s)
+                answer, _ = await self.send(self._plan.next())
+                broken = not answer.complete and not answer.left
+                await anyio.sleep(AFTER_NONE_S if broken else self._pace.pause_s)
 
     async def send(self, item: Item) -> tuple[Answer, Reply | None]:
         """One request; what is wrong with its answer goes to the ledger."""
         body = item.body if isinstance(item.body, bytes) else orjson.dumps(item.body)
+        if self.crowded and 200 in item.statuses:
+            item = replace(item, statuses=item.statuses | {QUEUE_FULL})
         raw = request_bytes(item.method, item.path, self._server.host, body, item.headers)
         self.under_way += 1
         try:

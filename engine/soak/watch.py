@@ -123,8 +123,20 @@ class Watch:
         """With no request under way: nothing is held, counters agree, nothing has grown."""
         await self._until_none(lambda now: drained(now), "rest")
         await self._until_none(lambda now: self._ledger.compare(self.first, now), "counters")
+        await self._make_token()
         await self._until_none(lambda _: self.grown(), "growth")
         self.accept_growth()
+
+    async def _make_token(self) -> None:
+        """Every rank makes a token for the probe that asks for one; servers without it answer 404."""
+        try:
+            answer = await self.get("/health_generate")
+        except BROKEN as error:
+            self._ledger.violate("health", f"/health_generate: {error!r}")
+            return
+        if answer.status not in (200, 404):
+            evidence = bytes(answer.body[:300]).decode(errors="replace")
+            self._ledger.violate("health", f"/health_generate: {answer.status} {evidence}")
 
     async def _until_none(self, faults_of: Callable[[Figures], list[str]], what: str) -> None:
         """Aborts and closed connections take a moment; what is wrong for longer is a violation."""
