@@ -152,7 +152,7 @@ class Served:
         self.runner = StepRunner(model, state, (STOP,), speculation, self.pipeline)
         self.rank = Rank(
             RankSetup(
-                rank=0, ranks=1, slots=SLOTS, queued=16, chunk_tokens=300, context_tokens=1024,
+                rank=0, ranks=1, slots=SLOTS, queued=16, chunk_tokens=1024, context_tokens=1024,
                 window_tokens=model.config.sliding_window, full_pages=full_pages, window_pages=60,
                 eos_ids=(STOP,), watchdog_ms=1000,
                 speculation=None if drafter is None else HowToSpeculate(block, mode),
