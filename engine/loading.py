@@ -67,14 +67,18 @@ class Loaded:
     weights: int = 0
     took_s: float = 0.0
 
-    def figures(self) -> dict[str, float]:
-        """All figures by name, as in Ledger."""
-        return {
-            **({} if self.grammars is None else self.grammars.pipeline.figures()),
+    @property
+    def figures(self) -> Callable[[], dict[str, float]]:
+        """What gives all figures by name, as in Ledger; nothing of the model is kept by it."""
+        fixed = {
             "weight_memory_usage_gb": self.weights / GB,
             "kv_cache_memory_usage_gb": self.sizes.bytes / GB,
             'startup_time_seconds{phase="load"}': self.took_s,
         }
+        masks: Callable[[], dict[str, float]] = dict
+        if self.grammars is not None:
+            masks = self.grammars.pipeline.figures
+        return lambda: {**masks(), **fixed}
 
     def execute(self, job: RunStep) -> StepDone:
         """Runs one step; on the device thread only."""

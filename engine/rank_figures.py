@@ -13,7 +13,7 @@ from engine.actors.core import Core, Effect
 from engine.actors.links import Ref
 from engine.actors.process import Process, Receive, Submit
 from engine.exchange.meter import ExchangeMeter
-from engine.messages import Message, RunStep, Snapshot, StepDone
+from engine.messages import Message, PeerDown, RunStep, Snapshot, StepDone
 from engine.metrics_buckets import Buckets, key_of
 from engine.metrics_pauses import GcPauses
 from engine.metrics_tables import HISTOGRAMS
@@ -47,12 +47,14 @@ class RankFigures:
         self._began_s = self._rested_s = now_s()
         self._idle_s = 0.0
         self._in_flight = 0
+        self._api: Ref | None = None
 
     def watching(self, join: Join) -> Join:
         """A `join` that first stands at the doors of the process."""
 
         def joined(process: Process) -> anyio.Event | None:
             process.watch = self
+            self._api = process.refs["api"]
             for name, see in (("api", self.published), ("detok", self.stages.sent)):
                 process.reach(name, Tap(process.refs[name], see))
             self.pauses.watch()
@@ -75,6 +77,8 @@ class RankFigures:
         def received(msg: Any) -> list[Effect]:
             if type(msg) is StepDone:
                 self.done()
+            elif type(msg) is PeerDown:
+                self._say_last()
             return receive(msg)
 
         def submitted(job: RunStep) -> None:
@@ -82,6 +86,11 @@ class RankFigures:
             submit(job)
 
         return received, submitted
+
+    def _say_last(self) -> None:
+        """A peer is gone, and with it this rank: no tick will publish why."""
+        if self._api is not None and self.latest is not None:
+            self._api.tell(self.published(self.latest))
 
     def submitted(self, job: RunStep) -> None:
         """A step goes to the device."""

@@ -5,17 +5,24 @@ from __future__ import annotations
 import gc
 import math
 
+import anyio
 import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from engine.actors.core import Core, Effect
+from engine.actors.process import Process
+from engine.actors.wiring import wiring
+from engine.errors import PeerDead
 from engine.exchange import WORDS
 from engine.exchange.native import KINDS, library
 from engine.messages import (
     FAILED,
     GOES_ON,
     LENGTH,
+    Message,
+    PeerDown,
     RequestFailed,
     RunStep,
     Sampling,
@@ -225,3 +232,53 @@ def test_histograms_are_cumulative_and_end_in_infinity() -> None:
         first = bounds[: bounds.index(math.inf) + 1]
         assert first == sorted(set(first)), family.name
     assert HISTOGRAMS["per_stage_req_latency_seconds"].bounds[0] == 1e-5
+
+
+class Kept:
+    """An actor elsewhere, and what it was told."""
+
+    def __init__(self) -> None:
+        self.told: list[Message] = []
+
+    def tell(self, msg: Message) -> None:
+        self.told.append(msg)
+
+    async def offer(self, msg: Message) -> None:
+        self.told.append(msg)
+
+
+class Quiet(Core):
+    """Takes everything, and does nothing."""
+
+    def __init__(self) -> None:
+        """No machine of its own."""
+
+    def receive(self, msg: object) -> list[Effect]:
+        return []
+
+
+@pytest.mark.anyio
+async def test_a_lost_peer_is_published_before_the_rank_ends() -> None:
+    figures, api, series = RankFigures(0), Kept(), Series(native=True)
+    async with anyio.create_task_group() as tasks:
+        process = Process("rank", wiring(), tasks, print)
+        process.refs |= {"api": api, "detok": Kept()}
+        figures.watching(lambda process: None)(process)
+        try:
+            receive, submit = figures.working("rank0", Quiet(), lambda job: None)
+            assert process.watch is figures
+            assert submit is not None
+            figures.exchange.failed(PeerDead("rank 1 is gone", 1))
+            receive(PeerDown(1, "PeerDead", "rank 1 is gone"))
+            assert not api.told, "there is no snapshot to repeat yet"
+            process.refs["api"].tell(Snapshot(0, 1.0, "running", 1, 0, 6, 8, 1, 4, {"gen_throughput": 2.0}))
+            receive(PeerDown(1, "PeerDead", "rank 1 is gone"))
+        finally:
+            figures.pauses.leave()
+        tasks.cancel_scope.cancel()
+    first, last = api.told
+    assert isinstance(first, Snapshot)
+    assert isinstance(last, Snapshot)
+    series.ranks.note(last)
+    assert series("dp2_sync_errors_total", channel="mlp_info", code="PeerDead") == 1
+    assert series("gen_throughput") == 2.0
