@@ -83,9 +83,10 @@ class Ledger:
             self.left_prompt_tokens += len(prompt) if isinstance(prompt, list) else UNKNOWN_PROMPT
             return
         self.statuses[item.path, answer.status] += 1
-        if answer.status in FAILED:
-            # Whether it was accepted before it failed can't be seen from here.
+        if answer.status in FAILED or (answer.status == 200 and reply is None):
+            # Whether it was accepted before it failed can't be seen from here, nor what it had got by then.
             self.left_completions += item.completions
+            self.left_tokens += item.limit * item.completions
             self.left_prompt_tokens += UNKNOWN_PROMPT
         self.refused_busy += answer.status == 429
         if reply is not None:
