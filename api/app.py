@@ -7,7 +7,7 @@ import logging
 import secrets
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any, Protocol
+from typing import Any
 
 from api.chat import chat
 from api.checks import rid_of
@@ -18,10 +18,11 @@ from api.gate import gate_of
 from api.generate import generate
 from api.handle import Engine
 from api.openapi import document
+from api.probes import PROBES, Health, ProbeRoutes
 from api.run import Service
 from api.served import Served
 from engine.config import Settings
-from engine.errors import BadRequest, EngineError, NotServing, UnknownModel
+from engine.errors import BadRequest, EngineError, UnknownModel
 from engine.fine_clock import fine_s
 from engine.grammar.gate import GatePolicy
 from engine.metrics import Metrics
@@ -39,28 +40,16 @@ POSTS: dict[str, Handler] = {
 GETS = (
     "/v1/models",
     "/v1/models/{id}",
-    "/health",
-    "/ready",
-    "/health_scheduler",
+    *PROBES,
     "/metrics",
     "/openapi.json",
 )
-OPEN_TO_ALL = frozenset({"/health", "/ready", "/health_scheduler", "/metrics"})
+OPEN_TO_ALL = frozenset({*PROBES, "/metrics"})
 """Answered without a key: probes and scrapers have none."""
 
 ENDPOINTS = (*POSTS, *GETS)
 OTHER = "other"
 """Endpoint label of unknown paths, which are a client's text and thus no label."""
-
-
-class Health(Protocol):
-    """What the probes ask."""
-
-    async def refusal(self) -> str:
-        """Why requests are refused now; empty where they are taken."""
-
-    async def report(self) -> tuple[bool, dict[str, Any]]:
-        """(every rank is fresh, the body of /health_scheduler)."""
 
 
 def create_app(
@@ -84,15 +73,12 @@ class App:
 
     def __init__(self, service: Service, health: Health, settings: Settings) -> None:
         self._service = service
-        self._health = health
         self._key = settings.api_key.encode()
         self._max_body_bytes = settings.max_body_bytes
         self._gets: dict[str, Callable[[Exchange], Awaitable[None]]] = {
             "/v1/models": self._models,
             "/v1/models/{id}": self._model,
-            "/health": self._ready,
-            "/ready": self._ready,
-            "/health_scheduler": self._health_scheduler,
+            **ProbeRoutes(service.engine, health, settings.dp_size).routes,
             "/metrics": self._metrics,
             "/openapi.json": self._openapi,
         }
@@ -170,16 +156,6 @@ class App:
             "parent": None,
             "max_model_len": served.bounds.context_length,
         }
-
-    async def _ready(self, exchange: Exchange) -> None:
-        why = await self._health.refusal()
-        if why:
-            raise NotServing(why)
-        await exchange.answer_json({"status": "ok"})
-
-    async def _health_scheduler(self, exchange: Exchange) -> None:
-        fresh, body = await self._health.report()
-        await exchange.answer_json(body, 200 if fresh else 503)
 
     async def _metrics(self, exchange: Exchange) -> None:
         kind = b"text/plain; version=0.0.4; charset=utf-8"

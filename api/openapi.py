@@ -18,7 +18,8 @@ _POSTS = (
 )
 _GETS = (
     ("/v1/models", "The served models."),
-    ("/health", "200 while requests are taken."),
+    ("/health", "200 until the server goes down."),
+    ("/health_generate", "200 once every rank has made a token; 503 after 20 s without."),
     ("/ready", "200 while requests are taken."),
     ("/openapi.json", "This document."),
 )

@@ -17,6 +17,9 @@ from engine.messages import ABORTED, FAILED, Entry, Sampling
 GENERATE_S = 20.0
 """What one token may take, whatever the load."""
 
+PROMPT = np.zeros(1, np.int32).tobytes()
+"""Token 0, which every vocabulary has."""
+
 DOWN = ("rank_lost", "shutting_down")
 """Codes with which the process isn't up any more for those who balance load."""
 
@@ -36,15 +39,13 @@ class Health(Protocol):
 class ProbeRoutes:
     """Handlers of PROBES.
 
-    ranks      that each make a token for /health_generate
-    prompt_id  a token that every model of this server can begin with
+    ranks  that each make a token for /health_generate
     """
 
-    def __init__(self, engine: Engine, health: Health, ranks: int, prompt_id: int) -> None:
+    def __init__(self, engine: Engine, health: Health, ranks: int) -> None:
         self._engine = engine
         self._health = health
         self._ranks = ranks
-        self._prompt = np.array([prompt_id], np.int32).tobytes()
         self._running: Attempt | None = None
 
     @property
@@ -93,7 +94,7 @@ class ProbeRoutes:
         """Why there is no token; empty where each rank made one."""
         sampling = Sampling(max_new_tokens=1, temperature=0.0, ignore_eos=True)
         entries = [
-            Entry(0, self._prompt, sampling, route=rank, priority=URGENT, deadline_s=GENERATE_S)
+            Entry(0, PROMPT, sampling, route=rank, priority=URGENT, deadline_s=GENERATE_S)
             for rank in range(self._ranks)
         ]
         fault = f"no token within {GENERATE_S:g} s"

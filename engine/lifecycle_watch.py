@@ -81,6 +81,8 @@ class HangWatch:
         if silent_s > may_s:
             running = f"its step has run for {beat.step_age_s:.1f} s" if beat.step_age_s else "no step runs"
             return f"gave no sign of life for {silent_s:.1f} s, at most {may_s:.1f} are allowed; {running}"
+        if silent_s > 2 * LATE_S:
+            return ""  # Nobody knows whether the step is over: its own limit counts.
         limit_s = beat.step_budget_s + 2 * GRACE_S
         if beat.step_age_s > limit_s:
             return (

@@ -172,6 +172,7 @@ async def test_the_openapi_document_names_every_route_and_field() -> None:
         "/health",
         "/ready",
         "/health_scheduler",
+        "/health_generate",
         "/metrics",
         "/openapi.json",
     }
