@@ -1,0 +1,118 @@
+"""Real processes, killed, stopped and signalled at bad moments: a bounded end, one report, nothing left."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.actors.test_processes import PROMPT, ROOT, TRIVIAL, Server, gone
+from tests.actors.test_processes import started as started
+from tests.actors.test_rank_processes import Stream
+
+pytestmark = pytest.mark.slow
+
+
+def stream_of(server: Server) -> Stream:
+    """An endless stream that has begun."""
+    stream = Stream(server, 0)
+    assert stream.begun.wait(20)
+    return stream
+
+
+def test_a_rank_that_stands_still_is_given_up_and_its_client_hears_it(
+    model: Path, started: list[Server]
+) -> None:
+    started.append(server := Server(model))
+    rank = server.wait_ready()
+    stream = stream_of(server)
+    os.kill(rank, signal.SIGSTOP)
+    assert stream.error() == "rank 0 has ended: was killed by SIGKILL"
+    code, printed = server.end(20)
+    assert code == 1
+    assert "rank0 gave no sign of life for" in printed
+    assert printed.count("first cause: rank0 was killed by SIGKILL: it gave no sign of life") == 1
+    assert gone(rank)
+
+
+def test_a_third_signal_kills_what_doesnt_obey_and_the_exit_code_says_forced(
+    model: Path, started: list[Server]
+) -> None:
+    started.append(server := Server(model))
+    rank = server.wait_ready()
+    os.kill(rank, signal.SIGSTOP)
+    began_s = time.monotonic()
+    for _ in range(3):
+        server.process.send_signal(signal.SIGTERM)
+        time.sleep(0.1)
+    code, printed = server.end(20)
+    assert code == 3
+    assert time.monotonic() - began_s < 10
+    assert "first cause" not in printed
+    assert gone(rank)
+
+
+def test_a_killed_compile_worker_is_replaced_and_nobody_notices(model: Path, started: list[Server]) -> None:
+    started.append(server := Server(model))
+    server.wait_ready()
+    deadline = time.monotonic() + 30
+    while not (workers := server.children("engine.grammar.worker")) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    os.kill(workers[0], signal.SIGKILL)
+    assert server.post(PROMPT).status_code == 200
+    while server.children("engine.grammar.worker") in ([], workers) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    fresh = server.children("engine.grammar.worker")
+    assert fresh not in ([], workers)
+    server.process.send_signal(signal.SIGTERM)
+    assert server.end(20)[0] == 0
+    assert all(map(gone, fresh))
+
+
+def test_a_killed_server_leaves_no_process_of_any_kind(model: Path, started: list[Server]) -> None:
+    started.append(server := Server(model))
+    server.wait_ready()
+    children = server.children()
+    assert len(children) >= 2
+    server.process.kill()
+    assert all(gone(child, within_s=5.0) for child in children)
+
+
+def test_a_missing_model_folder_ends_the_server_at_once_with_its_name(model: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "gone"
+    shutil.copytree(model, folder)
+    shutil.rmtree(folder)
+    found = subprocess.run(
+        [sys.executable, TRIVIAL, "serve", "0", folder, "1"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        timeout=30,
+        check=False,
+    )
+    assert found.returncode == 1
+    assert str(folder) in found.stderr
+    assert "Traceback" not in found.stderr
+
+
+def test_phases_of_an_end_are_timed_and_the_report_has_the_recorders(
+    model: Path, started: list[Server]
+) -> None:
+    started.append(server := Server(model))
+    rank = server.wait_ready()
+    stream = stream_of(server)
+    os.kill(rank, signal.SIGKILL)
+    killed_s = time.monotonic()
+    stream.error()
+    assert stream.over_s - killed_s < 5.0
+    code, printed = server.end(20)
+    assert code == 1
+    assert "shutdown took: drain" in printed
+    assert printed.count("first cause: rank0 was killed by SIGKILL") == 1
+    assert "flight recorder of ingress" in printed
