@@ -66,6 +66,11 @@ class RankMetrics(Collector):
         self._growing = {
             key for name, series in self.counters.items() for key in _plain_keys(name, series)
         } | {key for name, series in self.histograms.items() for key in _bucket_keys(name, series)}
+        # Made once: a scrape reads each of these keys.
+        self._layout = {
+            name: [(own, keys_of(name, series.bounds, own)) for own in series.combinations()]
+            for name, series in self.histograms.items()
+        }
         registry.register(self)
 
     def _zeros(self, context_length: int) -> dict[str, float]:
@@ -115,12 +120,13 @@ class RankMetrics(Collector):
             yield self._plain(GaugeMetricFamily, name, series)
         for name, series in self.counters.items():
             yield self._plain(CounterMetricFamily, name, series)
+        layout = self._layout
         for name, series in self.histograms.items():
             names = [*RANK_LABELS, *series.labels]
             histogram = HistogramMetricFamily(self._prefix + name, series.say, labels=names)
             for rank, labels in enumerate(self._labels):
-                for own in series.combinations():
-                    pairs, total = buckets_of(self, rank, name, series, own)
+                for own, keys in layout[name]:
+                    pairs, total = _pairs(self._values[rank], keys, series)
                     histogram.add_metric([*labels, *own.values()], pairs, total)
             yield histogram
 
@@ -151,9 +157,14 @@ def buckets_of(
     ranks: RankMetrics, rank: int, name: str, series: Series, own: Mapping[str, str] = NO_LABELS
 ) -> tuple[list[tuple[str, float]], float]:
     """A histogram's (bound, count up to it) pairs, and its sum."""
-    *buckets, total = (ranks.value(rank, key) for key in keys_of(name, series.bounds, own))
-    bounds = [le_of(bound) for bound in (*series.bounds, float("inf"))]
-    return list(zip(bounds, buckets, strict=True)), total
+    return _pairs(ranks._values[rank], keys_of(name, series.bounds, own), series)
+
+
+def _pairs(
+    values: Mapping[str, float], keys: list[str], series: Series
+) -> tuple[list[tuple[str, float]], float]:
+    *buckets, total = map(values.__getitem__, keys)
+    return list(zip(map(le_of, (*series.bounds, float("inf"))), buckets, strict=True)), total
 
 
 def _plain_keys(name: str, series: Series) -> list[str]:
