@@ -24,11 +24,13 @@ NAMES = {
     "offline": "the engine against transformers on the same weights, token for token",
     "serve": "a server under load: throughput, time to first token and between tokens",
     "cuda": "the model on an NVIDIA device against itself on the CPU",
+    "kernels": "each Triton kernel at V4-Flash's shapes against its floor and a library, on an NVIDIA device",
     "ranks": "two ranks with shared experts against one rank, logit by logit",
     "nano": "what the shipped model can do",
     "cost-table": "what steps cost by requests and rows; saved for servers of this machine and model",
     "lossless": "greedy text with drafts is that of plain decoding, token for token",
     "grammar": "answers constrained by schemas: all valid, and throughput against free text",
+    "lifecycle": "a killed rank to its client's error, a signal to the exit, probes under full load",
     "traffic": "several ranks as one engine against one rank alone, answer for answer",
 }
 

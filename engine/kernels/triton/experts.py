@@ -77,14 +77,22 @@ class Fp4Experts:
 
 
 @dataclass(frozen=True)
-class ExpertShape:
-    """How the products are cut: rows of a block, channels a step, outputs of the second, pipeline."""
+class Cut:
+    """How one product is cut: channels a step, outputs of a program, warps, stages of the pipeline."""
 
-    rows: int
     channels: int
     outputs: int
     warps: int
     stages: int
+
+
+@dataclass(frozen=True)
+class ExpertShape:
+    """Rows of a block, and both products; gate_up's outputs are 128, a whole group of down's input."""
+
+    rows: int
+    gate_up: Cut
+    down: Cut
 
 
 @triton.jit
@@ -193,15 +201,16 @@ def _combine(
     tl.store(out + row * hidden + channel, convert(total, out.dtype.element_ty), mask=held)
 
 
-def shape_for(choices: int, experts: int) -> ExpertShape:
-    """A cut for so many choices: blocks about as long as an expert's rows on average."""
-    mean = choices / experts
-    rows = 16 if mean <= 16 else 32 if mean <= 32 else 64 if mean <= 96 else 128
-    return ExpertShape(rows, 128, 128, 4 if rows <= 64 else 8, 4 if rows <= 32 else 3)
+def shape_for(choices: int, experts: Fp4Experts) -> ExpertShape:
+    """A cut for so many choices: short blocks where experts have few rows on average. Measured on an H200."""
+    few = choices <= 16 * experts.count
+    warps = 4 if few else 8
+    cuts = [Cut(256 if size % 256 == 0 else GROUP, 128, warps, 3) for size in (experts.hidden, experts.inner)]
+    return ExpertShape(16 if few else 32, *cuts)
 
 
 def gate_up(
-    x: Tensor, weights: Tensor, experts: Fp4Experts, blocks: Blocks, limit: float, shape: ExpertShape
+    x: Tensor, weights: Tensor, experts: Fp4Experts, blocks: Blocks, limit: float, cut: Cut
 ) -> Tensor:
     """Each choice's weighted activation, rounded to FP8, in the order of `round_split`; bfloat16 [T k, I].
 
@@ -210,29 +219,33 @@ def gate_up(
     limit    gates are at most this, ups within it
     Rows of ids outside 0..E - 1 aren't written.
     """
+    if cut.outputs != GROUP or experts.hidden % cut.channels:
+        raise ShapeMismatch(f"{cut} for {experts.hidden} channels: rounding takes groups of {GROUP}")
     choices = weights.numel()
     act = torch.empty(choices, experts.inner, dtype=torch.bfloat16, device=x.device)
     if choices:
         hidden, inner = experts.hidden, experts.inner
-        _gate_up[(blocks.owners.shape[0], inner // GROUP)](
+        _gate_up[(blocks.owners.shape[0], inner // cut.outputs)](
             x, experts.w13.view(torch.int16), experts.s13, weights, blocks.slots, blocks.owners, act,
             hidden, hidden // 4, hidden // FP4_GROUP, inner, limit, weights.shape[1],
-            blocks.rows, GROUP, shape.channels, FP4_GROUP, AMAX_FLOOR,
-            num_warps=shape.warps, num_stages=shape.stages,
+            blocks.rows, cut.outputs, cut.channels, FP4_GROUP, AMAX_FLOOR,
+            num_warps=cut.warps, num_stages=cut.stages,
         )  # fmt: skip
     return act
 
 
-def down(act: Tensor, experts: Fp4Experts, blocks: Blocks, shape: ExpertShape) -> Tensor:
+def down(act: Tensor, experts: Fp4Experts, blocks: Blocks, cut: Cut) -> Tensor:
     """What each choice's expert gives; bfloat16 [T k, H]. Rows of ids outside 0..E - 1 aren't written."""
+    if experts.inner % cut.channels or experts.hidden % cut.outputs:
+        raise ShapeMismatch(f"{cut} for {experts.inner} channels and {experts.hidden} outputs")
     out = torch.empty(act.shape[0], experts.hidden, dtype=torch.bfloat16, device=act.device)
     if act.shape[0]:
         hidden, inner = experts.hidden, experts.inner
-        _down[(blocks.owners.shape[0], hidden // shape.outputs)](
+        _down[(blocks.owners.shape[0], hidden // cut.outputs)](
             act, experts.w2.view(torch.int16), experts.s2, blocks.slots, blocks.owners, out,
             hidden, inner, inner // 4, inner // FP4_GROUP,
-            blocks.rows, shape.outputs, shape.channels, FP4_GROUP,
-            num_warps=shape.warps, num_stages=shape.stages,
+            blocks.rows, cut.outputs, cut.channels, FP4_GROUP,
+            num_warps=cut.warps, num_stages=cut.stages,
         )  # fmt: skip
     return out
 
@@ -265,7 +278,7 @@ def run_experts(
     if x.shape[1] != experts.hidden or ids.shape != weights.shape or ids.shape[0] != x.shape[0]:
         raise ShapeMismatch(f"x {tuple(x.shape)}, ids {tuple(ids.shape)}, experts of {experts.hidden}")
     ids, weights = ids.contiguous(), weights.contiguous()
-    cut = shape or shape_for(ids.numel(), experts.count)
-    blocks = sort_choices(ids, experts.count, cut.rows)
-    act = gate_up(round_split(x), weights, experts, blocks, limit, cut)
-    return combine(down(act, experts, blocks, cut), ids, experts.count, extra)
+    shape = shape or shape_for(ids.numel(), experts)
+    blocks = sort_choices(ids, experts.count, shape.rows)
+    act = gate_up(round_split(x), weights, experts, blocks, limit, shape.gate_up)
+    return combine(down(act, experts, blocks, shape.down), ids, experts.count, extra)

@@ -61,8 +61,10 @@ def convert(x, DTYPE: tl.constexpr):
 def product(a, b, total):
     """total + a b in float32; the interpreter would multiply the bits of bfloat16."""
     if INTERPRETED and a.dtype == tl.bfloat16:
-        return tl.dot(a.to(tl.float32), b.to(tl.float32), total)
-    return tl.dot(a, b, total)
+        total = tl.dot(a.to(tl.float32), b.to(tl.float32), total)
+    else:
+        total = tl.dot(a, b, total)
+    return total
 
 
 @triton.jit

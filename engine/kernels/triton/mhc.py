@@ -18,7 +18,7 @@ from engine.kernels.triton.linear import multiprocessors
 from engine.model.weights import MhcWeights
 
 STREAMS = 4
-MIX_ROWS, MIX_CHANNELS = 16, 128
+MIX_ROWS, MIX_CHANNELS = 16, 64
 MAX_SPLIT = 64
 
 
@@ -33,8 +33,10 @@ def _times(value, weight, total):
         weight -= middle.to(tl.float32)
         total = product(value, tl.trans(weight.to(tl.bfloat16)), total)
         total = product(value, tl.trans(middle), total)
-        return product(value, tl.trans(high), total)
-    return tl.dot(value, tl.trans(weight), total, input_precision="tf32x3")
+        total = product(value, tl.trans(high), total)
+    else:
+        total = tl.dot(value, tl.trans(weight), total, input_precision="tf32x3")
+    return total
 
 
 @triton.jit
@@ -47,7 +49,7 @@ def _mix(x, fn, mixed, squares, rows, columns, SPLIT: tl.constexpr, ROWS: tl.con
     steps = tl.cdiv(columns, WIDE)
     share = tl.cdiv(steps, SPLIT)
     total = tl.zeros((ROWS, 32), tl.float32)
-    square = tl.zeros((ROWS,), tl.float32)
+    square = tl.zeros((ROWS, WIDE), tl.float32)
     for step in range(split * share, tl.minimum((split + 1) * share, steps)):
         channel = step * WIDE + k
         held = (channel < columns)[None, :]
@@ -56,10 +58,10 @@ def _mix(x, fn, mixed, squares, rows, columns, SPLIT: tl.constexpr, ROWS: tl.con
         weight = tl.load(fn + output[:, None] * columns + channel[None, :], mask=rest, other=0.0)
         total = _times(value, weight, total)
         value = value.to(tl.float32)
-        square += tl.sum(value * value, 1)
+        square += value * value
     at = split.to(tl.int64) * rows + t
     tl.store(mixed + at[:, None] * 32 + output[None, :], total, mask=(t < rows)[:, None])
-    tl.store(squares + at, square, mask=t < rows)
+    tl.store(squares + at, tl.sum(square, 1), mask=t < rows)
 
 
 @triton.jit

@@ -47,7 +47,7 @@ def test_route_by_token() -> None:
 
 
 @pytest.mark.parametrize("rows", [1, 16])
-@pytest.mark.parametrize(("tokens", "of"), [(0, 3), (1, 5), (40, 3), (700, 40), (48, 256)])
+@pytest.mark.parametrize(("tokens", "of"), [(0, 3), (1, 5), (40, 3), (700, 40), (20, 96)])
 def test_sort(tokens: int, of: int, rows: int) -> None:
     ids = torch.randint(-2, of + 2, (tokens, 2), generator=seeded(tokens), device=DEVICE)
     ids[ids == 1] = 0  # an expert without rows
@@ -99,6 +99,15 @@ def test_padding_adds_nothing_and_a_row_does_not_depend_on_others() -> None:
     out = experts.run_experts(x, ids, weights, weight, 10.0)
     assert not out[4:].any()
     assert torch.equal(out[:4], experts.run_experts(x[:4], ids[:4], weights[:4], weight, 10.0))
+
+
+def test_steps_must_fit() -> None:
+    weight = small_experts(2, 128, 128)
+    x, (ids, weights) = values(1, 1, 128), choices(4, 1, 2, 2)
+    fits, wide = experts.Cut(128, 128, 4, 3), experts.Cut(256, 128, 4, 3)
+    for shape in (experts.ExpertShape(16, wide, fits), experts.ExpertShape(16, fits, wide)):
+        with pytest.raises(ShapeMismatch, match="256"):
+            experts.run_experts(x, ids, weights, weight, 10.0, shape=shape)
 
 
 def test_shapes_are_checked() -> None:

@@ -1,0 +1,172 @@
+"""Cases of `bench kernels`: FP8 products, norms, quantising and hyper-connections."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from engine.kernels.triton import linear, mhc, norm, oracle, quantise
+from engine.model.ops import TorchOps
+from engine.model.weights import MhcWeights
+
+HIDDEN = 4096
+LINEARS = {
+    "wq_a+wkv": (1536, 4096, 1), "wq_b": (32768, 1024, 1), "wo_a": (8192, 4096, 8), "wo_b": (4096, 8192, 1),
+    "shared_w13": (4096, 4096, 1), "shared_w2": (4096, 2048, 1),
+}  # fmt: skip
+COLD_BYTES = 256 << 20
+"""Weights that a graph goes through before it comes back to the first."""
+BF16 = 4e-3
+
+
+@dataclass(frozen=True)
+class Case:
+    """One kernel at one size.
+
+    calls     the same work on several sets of weights
+    library   the same work by a library, or nothing
+    error     distance of the result from the oracle's, and what it may be
+    """
+
+    kernel: str
+    shape: str
+    rows: int
+    calls: list[Callable[[], object]]
+    bytes: float
+    operations: float
+    rate: str
+    library_name: str
+    library: list[Callable[[], object]]
+    error: float
+    tolerance: float
+
+
+def distance(out: Tensor, wanted: Tensor) -> float:
+    """Norm of the difference over the norm; infinity for values that aren't finite."""
+    out, wanted = out.double(), wanted.double()
+    if not bool(out.isfinite().all()) or not bool(wanted.isfinite().all()):
+        return float("inf")
+    return float((out - wanted).norm() / wanted.norm())
+
+
+def copies(size: float, at_least: int = 2, at_most: int = 64) -> int:
+    """Sets of weights of `size` bytes that the caches don't hold."""
+    return max(at_least, min(at_most, round(COLD_BYTES / size)))
+
+
+def activations(rows: int, columns: int) -> Tensor:
+    """Random bfloat16 [rows, columns]."""
+    return torch.randn(rows, columns, device="cuda").bfloat16()
+
+
+def fp8_weight(outputs: int, columns: int, groups: int) -> linear.Fp8Weight:
+    """Random FP8 weight."""
+    codes = (torch.randn(outputs, columns, device="cuda") * 60).clamp(-448, 448).to(torch.float8_e4m3fn)
+    scales = torch.randint(112, 120, (outputs // 128, columns // 128), device="cuda", dtype=torch.uint8)
+    return linear.Fp8Weight(codes, scales, groups)
+
+
+def scaled_mm(x: Tensor, weight: Tensor) -> Tensor:
+    """x times weight transposed by the library, in FP8 with a scale of one for everything; bfloat16."""
+    one = torch.ones((), device="cuda")
+    return torch._scaled_mm(x, weight.t(), one, one, out_dtype=torch.bfloat16)
+
+
+def linear_cases(row_counts: tuple[int, ...]) -> Iterator[Case]:
+    """FP8 products with quantising, and the same on a library in FP8 with one scale, and in bfloat16."""
+    for name, (outputs, columns, groups) in LINEARS.items():
+        weights = [fp8_weight(outputs, columns, groups) for _ in range(copies(outputs * columns))]
+        wide = [w.codes.bfloat16().view(groups, -1, columns) for w in weights]
+        for rows in row_counts:
+            x = activations(rows, groups * columns)
+            out = linear.linear_fp8(x, weights[0])
+            error = distance(out, oracle.linear(oracle.rounded(x), weights[0]))
+            size = outputs * columns + 2 * rows * (groups * columns + outputs)
+            operations = 2.0 * rows * outputs * columns
+            calls = [lambda w=w, x=x: linear.linear_fp8(x, w) for w in weights]
+            if groups > 1:
+                library_name = "torch.bmm bf16"
+                parts = x.view(rows, groups, columns).transpose(0, 1)
+                library = [lambda w=w, p=parts: torch.bmm(p, w.transpose(1, 2)) for w in wide]
+            elif rows % 16 == 0:
+                library_name, codes = "torch._scaled_mm, one scale", quantise.quantise(x)[0]
+                library = [lambda w=w, c=codes: scaled_mm(c, w.codes) for w in weights]
+            else:
+                library_name, library = "torch.mm bf16", [lambda w=w, x=x: x @ w[0].t() for w in wide]
+            shape = f"[{rows}, {columns}] x [{outputs}, {columns}]" + (f" / {groups}" if groups > 1 else "")
+            yield Case(
+                f"linear_fp8 {name}",
+                shape,
+                rows,
+                calls,
+                size,
+                operations,
+                "fp8",
+                library_name,
+                library,
+                error,
+                BF16,
+            )
+            if groups > 1:
+                error = distance(linear.linear_bf16(x, weights[0]), oracle.linear(x, weights[0]))
+                calls = [lambda w=w, x=x: linear.linear_bf16(x, w) for w in weights]
+                yield Case(
+                    f"linear_bf16 {name}", shape, rows, calls, size, operations, "bf16", library_name,
+                    library, error, BF16,
+                )  # fmt: skip
+
+
+def row_cases(row_counts: tuple[int, ...]) -> Iterator[Case]:
+    """RMSNorm, quantising and hyper-connections."""
+    ops, eps = TorchOps(), 1e-6
+    weight = torch.rand(HIDDEN, device="cuda")
+    own = MhcWeights(
+        torch.randn(24, 4 * HIDDEN, device="cuda") * HIDDEN**-0.5, torch.randn(24, device="cuda"),
+        torch.randn(24, device="cuda"), weight,
+    )  # fmt: skip
+    for rows in row_counts:
+        sets = [
+            torch.randn(rows, 4, HIDDEN, device="cuda").bfloat16()
+            for _ in range(copies(8 * rows * HIDDEN, 4, 16))
+        ]
+        xs = [streams[:, 0].contiguous() for streams in sets]
+        wide, x, streams = 2.0 * rows * HIDDEN, xs[0], sets[0]
+        shape = f"[{rows}, {HIDDEN}]"
+        calls = [lambda x=x: norm.rms_norm(x, weight, eps) for x in xs]
+        library = [lambda x=x: F.rms_norm(x, (HIDDEN,), weight.bfloat16(), eps) for x in xs]
+        error = distance(norm.rms_norm(x, weight, eps), ops.rms_norm(x, weight, eps))
+        yield Case("rms_norm", shape, rows, calls, 2 * wide, 0, "bf16", "F.rms_norm", library, error, 1e-3)
+        codes = quantise.quantise(x)[0]
+        error = distance(codes.float(), oracle.quantise(x)[0].float())
+        calls = [lambda x=x: quantise.quantise(x) for x in xs]
+        yield Case("quantise", shape, rows, calls, 1.5 * wide, 0, "bf16", "", [], error, 0.0)
+        pre, right = mhc.mhc_pre(streams, own, 20, eps, eps), ops.mhc_pre(streams, own, 20, eps, eps)
+        error = distance(pre[0], right[0]) + 100 * (distance(pre[1], right[1]) + distance(pre[2], right[2]))
+        calls = [lambda s=s: mhc.mhc_pre(s, own, 20, eps, eps) for s in sets]
+        library = [lambda s=s: ops.mhc_pre(s, own, 20, eps, eps) for s in sets]
+        size = 5 * wide + 4 * own.fn.numel()
+        yield Case(
+            "mhc_pre", f"[{rows}, 4, {HIDDEN}]", rows, calls, size, 0, "bf16", "torch", library, error, BF16
+        )
+        error = distance(mhc.mhc_post(x, streams, *right[1:]), ops.mhc_post(x, streams, *right[1:]))
+        calls = [lambda s=s, x=x, r=right: mhc.mhc_post(x, s, *r[1:]) for s, x in zip(sets, xs, strict=True)]
+        library = [
+            lambda s=s, x=x, r=right: ops.mhc_post(x, s, *r[1:]) for s, x in zip(sets, xs, strict=True)
+        ]
+        yield Case(
+            "mhc_post",
+            f"[{rows}, 4, {HIDDEN}]",
+            rows,
+            calls,
+            9 * wide,
+            0,
+            "bf16",
+            "torch",
+            library,
+            error,
+            BF16,
+        )

@@ -1,0 +1,76 @@
+"""Kernels compile for compute capability 9.0, in no need of a device: what interpreting doesn't see."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from engine.kernels.triton import experts, linear, mhc, norm, quantise, routing
+
+HOPPER = GPUTarget("cuda", 90, 32)
+POINTERS = {
+    "x": "*bf16", "y": "*bf16", "act": "*bf16", "parts": "*bf16", "extra": "*bf16", "codes": "*fp8e4nv",
+    "scales": "*u8", "x_scales": "*fp32", "w_scales": "*u8", "out": "*bf16", "weight": "*fp32", "ids": "*i32",
+    "weights": "*fp32", "slots": "*i32", "owners": "*i32", "counts": "*i32", "tokens": "*i64",
+    "table": "*i64", "logits": "*fp32", "bias": "*fp32", "fn": "*fp32", "mixed": "*fp32", "squares": "*fp32",
+    "scale": "*fp32", "base": "*fp32", "pre": "*fp32", "post": "*fp32", "comb": "*fp32", "norm": "*fp32",
+}  # fmt: skip
+FLOATS = {"eps", "hc_eps", "limit", "scaling"}
+CASES: dict[str, tuple[Any, dict[str, str], dict[str, Any]]] = {
+    "quantise": (quantise._quantise, {"scales": "*fp32"}, {"FLOOR": 1e-4, "GROUPS": 8, "SIZE": 128}),
+    "round": (quantise._round, {}, {"FLOOR": 1e-4, "GROUPS": 8, "SIZE": 128}),
+    "linear few": (
+        linear._linear, {"x": "*fp8e4nv", "w": "*fp8e4nv", "out": "*fp32"},
+        {"ROWS": 16, "OUTPUTS": 64, "SPLIT": 4, "SWAP": True, "CODED": True, "SIZE": 128},
+    ),
+    "linear many": (
+        linear._linear, {"x": "*fp8e4nv", "w": "*fp8e4nv"},
+        {"ROWS": 64, "OUTPUTS": 128, "SPLIT": 1, "SWAP": False, "CODED": True, "SIZE": 128},
+    ),
+    "linear bf16": (
+        linear._linear, {"x_scales": "*bf16", "w": "*fp8e4nv"},
+        {"ROWS": 16, "OUTPUTS": 64, "SPLIT": 1, "SWAP": True, "CODED": False, "SIZE": 128},
+    ),
+    "rms_norm": (norm._rms_norm, {}, {"ROWS": 1, "WIDE": 4096, "WEIGHTED": True}),
+    "mix": (mhc._mix, {}, {"SPLIT": 16, "ROWS": 16, "WIDE": 64}),
+    "mix fp32": (mhc._mix, {"x": "*fp32"}, {"SPLIT": 16, "ROWS": 16, "WIDE": 64}),
+    "gates": (mhc._gates, {}, {"ITERATIONS": 20, "SPLIT": 16}),
+    "collapse": (mhc._collapse, {}, {"WIDE": 4096}),
+    "post": (mhc._post, {}, {"WIDE": 1024}),
+    "route": (routing._route, {}, {"COUNT": 6, "PADDED": 8, "WIDE": 256, "HASHED": False}),
+    "route by token": (routing._route, {}, {"COUNT": 6, "PADDED": 8, "WIDE": 256, "HASHED": True}),
+    "count": (routing._count, {}, {"CHUNK": 512}),
+    "sort": (routing._sort, {}, {"ROWS": 16, "WIDE": 256, "CHUNK": 512}),
+    "gate_up": (
+        experts._gate_up, {"w": "*i16"},
+        {"CHOICES": 6, "ROWS": 16, "OUTPUTS": 128, "STEP": 128, "SCALE_GROUP": 32, "FLOOR": 1e-4},
+    ),
+    "down": (experts._down, {"w": "*i16"}, {"ROWS": 16, "OUTPUTS": 128, "STEP": 128, "SCALE_GROUP": 32}),
+    "combine": (experts._combine, {}, {"CHOICES": 6, "WIDE": 1024, "EXTRA": True}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_compiles(name: str) -> None:
+    kernel, types, constants = CASES[name]
+    signature: dict[str, str] = {}
+    for argument in kernel.arg_names:
+        known = {**POINTERS, **types}
+        plain = "fp32" if argument in FLOATS else "i32"
+        signature[argument] = "constexpr" if argument in constants else known.get(argument, plain)
+    values = {(kernel.arg_names.index(key),): value for key, value in constants.items()}
+    # Sizes and addresses are multiples of 16, as on the device.
+    hints = {
+        (i,): [["tt.divisibility", 16]] for i, a in enumerate(kernel.arg_names) if signature[a] != "fp32"
+    }
+    hints = {at: hint for at, hint in hints.items() if at not in values}
+    source = ASTSource(kernel, signature, values, hints)
+    made = triton.compile(source, target=HOPPER, options={"enable_fp_fusion": True})
+    text = made.asm["ptx"]
+    assert ".target sm_90" in text
+    if name.startswith(("linear", "gate_up", "down")):
+        assert "wgmma.mma_async" in text
