@@ -9,7 +9,11 @@ from __future__ import annotations
 import faulthandler
 import os
 import signal
+import traceback
 from collections.abc import Callable
+
+from engine.actors.process import report_to_stderr
+from engine.errors import DeviceFailed, EngineError
 
 WORDS_BYTES = 32 << 10
 DUMP = signal.SIGUSR1
@@ -41,3 +45,23 @@ def words_in(descriptor: int) -> str:
         return os.pread(descriptor, WORDS_BYTES, 0).decode("utf-8", "replace").rstrip()
     finally:
         os.close(descriptor)
+
+
+def report(
+    name: str, group: BaseExceptionGroup[BaseException], say: Callable[[str], None] = report_to_stderr
+) -> None:
+    """The first cause of a process's end. Our own errors say all in their text, others by traceback."""
+    for error in leaves(group):
+        cause = error.__cause__ if isinstance(error, DeviceFailed) and error.__cause__ else error
+        if isinstance(cause, EngineError):
+            say(f"{name}: {type(cause).__name__}: {cause}")
+        else:
+            say(f"{name} failed:\n" + "".join(traceback.format_exception(cause)).rstrip())
+
+
+def leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
+    """The errors of a group, its groups opened."""
+    found: list[BaseException] = []
+    for error in group.exceptions:
+        found += leaves(error) if isinstance(error, BaseExceptionGroup) else [error]
+    return found

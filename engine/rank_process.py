@@ -9,7 +9,6 @@ import logging
 import os
 import socket
 import sys
-import traceback
 from collections.abc import Callable
 from functools import partial
 from typing import Protocol
@@ -33,7 +32,7 @@ from engine.config import Settings
 from engine.errors import ActorFailed, DeviceFailed, EngineError
 from engine.exchange import Exchange
 from engine.exchange.meter import ExchangeMeter
-from engine.lifecycle_box import writer_of
+from engine.lifecycle_box import report, writer_of
 from engine.lifecycle_pulse import Pulse, begin_to_beat, pulse_of, timed_delivery, timed_submission
 from engine.lifecycle_release import release
 from engine.messages import Message, RankUp, StepDone, Stop
@@ -295,23 +294,3 @@ async def _loaded(device: Device, mailbox: Mailbox, joined: anyio.Event | None) 
 def sayer(name: str) -> Callable[[str], None]:
     """Prints a line of progress with the process's name before it."""
     return lambda text: report_to_stderr(f"{name}: {text}")
-
-
-def report(
-    name: str, group: BaseExceptionGroup[BaseException], say: Callable[[str], None] = report_to_stderr
-) -> None:
-    """The first cause of a process's end. Our own errors say all in their text, others by traceback."""
-    for error in leaves(group):
-        cause = error.__cause__ if isinstance(error, DeviceFailed) and error.__cause__ else error
-        if isinstance(cause, EngineError):
-            say(f"{name}: {type(cause).__name__}: {cause}")
-        else:
-            say(f"{name} failed:\n" + "".join(traceback.format_exception(cause)).rstrip())
-
-
-def leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
-    """The errors of a group, its groups opened."""
-    found: list[BaseException] = []
-    for error in group.exceptions:
-        found += leaves(error) if isinstance(error, BaseExceptionGroup) else [error]
-    return found

@@ -16,9 +16,10 @@ from engine.config import Settings
 from engine.config_sources import add_arguments as add_settings
 from engine.config_sources import printed, resolve
 from engine.errors import BadRequest, ConfigError, EngineError
+from engine.lifecycle_box import leaves
 from engine.local import local_engine, prepare_environment
 from engine.messages import ABORTED, FAILED, Entry, Sampling
-from engine.rank_process import leaves, sayer
+from engine.rank_process import sayer
 
 DONE, FAILED_CODE, REFUSED = 0, 1, 2
 

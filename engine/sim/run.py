@@ -11,7 +11,7 @@ import hypothesis  # noqa: F401  (trio schedules by a seeded generator once it i
 import trio.testing
 from hypothesis.internal.entropy import deterministic_PRNG
 
-from engine.rank_process import leaves
+from engine.lifecycle_box import leaves
 from engine.sim.faults import point
 from engine.sim.scenario import Scenario
 from engine.sim.verdict import judge
