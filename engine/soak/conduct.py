@@ -25,7 +25,8 @@ from engine.soak.watch import BROKEN, LOOK_S, Watch
 
 DRAIN_WITHIN_S = 120.0
 ADJUST_S = 5.0
-WARM_CLIENTS = 4
+BURSTS = (1, 2, 4)
+"""Sizes of a burst, one after the other until the queues were full: a fast server empties them meanwhile."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +48,7 @@ class Options:
     rest_s: float = 3.0
     sample_s: float = 30.0
     burst: int = 0
-    group: int = 2
+    group: int = 8
     repeatable: bool = False
     prefix: str = "sglang:"
     vocabulary: int = 0
@@ -180,14 +181,16 @@ class Soak:
         if not options.burst:
             return
         refused = self.ledger.refused_busy
-        traffic.crowded += 1
-        async with anyio.create_task_group() as tasks:
-            for item in plan.burst(options.burst, options.group):
-                tasks.start_soon(traffic.send, item)
-        traffic.crowded -= 1
-        self.outcome.bursts += 1
-        if self.ledger.refused_busy == refused and not self.watch.ended:
-            self.ledger.violate("burst", f"none of {options.burst} completions at once was refused")
+        for times in BURSTS:
+            traffic.crowded += 1
+            async with anyio.create_task_group() as tasks:
+                for item in plan.burst(options.burst * times, options.group):
+                    tasks.start_soon(traffic.send, item)
+            traffic.crowded -= 1
+            self.outcome.bursts += 1
+            if self.ledger.refused_busy > refused or self.watch.ended:
+                return
+        self.ledger.violate("burst", f"none of {options.burst * BURSTS[-1]} completions at once was refused")
 
     async def _rest(self, traffic: Traffic) -> None:
         """Closes the gate, waits for all answers, checks that nothing is held."""

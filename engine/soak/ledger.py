@@ -20,6 +20,9 @@ FAILED = (408, 500, 503)
 UNKNOWN_PROMPT = 4000
 """Tokens that no text prompt of the plan reaches."""
 
+UNREAD = ("200", "429")
+"""Statuses of answers that may be on their way when their client leaves."""
+
 LEFT = "499"
 """Status in the server's metrics of answers that nobody waited for."""
 
@@ -127,8 +130,7 @@ class Ledger:
             left = self.left[route]
             for status in sorted(set(new) - {LEFT}):
                 count = self.statuses[route, int(status)]
-                # A client that leaves may do so when the whole answer is on its way.
-                most = count + (left if status == "200" else 0)
+                most = count + (left if status in UNREAD else 0)
                 within(f"{route} {status}", new[status] - old.get(status, 0.0), count, most)
             within(f"{route} {LEFT}", new.get(LEFT, 0.0) - old.get(LEFT, 0.0), 0, left)
         return faults

@@ -32,6 +32,10 @@ ROUTED, STREAMED, LEAVE_S = 0.4, 0.4, 0.6
 """Shares of requests that name a rank and that stream; the latest moment at which a client leaves."""
 
 
+BURST_TOKENS = 8
+"""Long enough that all of a burst is there before the first of it has gone."""
+
+
 @dataclass(frozen=True, slots=True)
 class Served:
     """What the plan knows of the server. Sizes in tokens."""
@@ -83,13 +87,13 @@ class Plan:
 
     def burst(self, completions: int, group: int) -> list[Item]:
         """So many completions in requests of `group`, each of which may be refused for a full queue."""
-        body = {"prompt": self._prompt(3, 6), "max_tokens": 4, "ignore_eos": True, "n": group}
+        body = {"prompt": self._prompt(3, 6), "max_tokens": BURST_TOKENS, "ignore_eos": True, "n": group}
         one = Item(
             kind="burst",
             path=COMPLETIONS,
             body=body,
             completions=group,
-            limit=4,
+            limit=BURST_TOKENS,
             statuses=frozenset({200, 429}),
         )
         return [one] * -(-completions // group)

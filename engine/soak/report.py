@@ -85,6 +85,7 @@ def figures(outcome: Outcome) -> dict[str, Any]:
         "rests": outcome.rests,
         "bursts": outcome.bursts,
         "canaries": outcome.canaries,
+        "workers_replaced": watch.workers_replaced,
         "left_out": outcome.left_out,
         "exit_code": outcome.exit_code,
         **ledger.counts(),

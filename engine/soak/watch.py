@@ -22,6 +22,9 @@ PROBE_WITHIN_S, REST_WITHIN_S = 20.0, 6.0
 LOOK_S = 1.0
 """Between two looks."""
 
+WORKER, RETIRED = "worker", 'cause="retired"'
+"""Name of a process that compiles grammars. One that is still busy behind its answer is replaced."""
+
 THREADS_SPARE = 4
 """The event loop's library keeps worker threads for a while, and starts more when jobs come at once."""
 
@@ -30,6 +33,7 @@ class Watch:
     """Looks at a server and tells the ledger what is wrong.
 
     health_s   times of all health answers
+    workers_replaced  grammar workers that have ended
     polls      looks that saw the metrics; busy: in how many of them each rank had running requests
     """
 
@@ -41,11 +45,14 @@ class Watch:
         self.newest = Figures()
         self.mapped: set[str] = set()
         self.ended = False
+        self.workers_replaced = 0
         self._server, self._ledger, self._prefix = server, ledger, prefix
         self._names: dict[int, str] = {}
         self._known: dict[int, int] = {}
         self._most: dict[int, tuple[int, int, int]] = {}
         self._opened: dict[int, list[str]] = {}
+        self._workers = 0
+        self._ends: dict[str, float] = {}
 
     async def get(self, path: str) -> Answer:
         """One answer. raises one of BROKEN"""
@@ -64,6 +71,8 @@ class Watch:
         self.first = self.newest = await self.scrape()
         self._known = processes.tree(self._server.pid)
         self.name_all()
+        self._workers = sum(name.startswith(WORKER) for name in self._names.values())
+        self._ends = dict(self.first.values.get("grammar_worker_ends_total", {}))
 
     def name_all(self) -> None:
         """A name for each process: ranks and workers are numbered as they were started."""
@@ -101,13 +110,17 @@ class Watch:
             self.busy[rank] = self.busy.get(rank, 0) + running
 
     def look_at_processes(self) -> None:
-        """No process may come or go; each difference is told once."""
+        """No process may come or go; each difference is told once. Grammar workers retire, as designed."""
         now = processes.tree(self._server.pid)
         for pid in self._known.keys() - now.keys():
-            self._ledger.violate("processes", f"{self._names[pid]} ({pid}) has ended")
+            if self._names[pid].startswith(WORKER):
+                self.workers_replaced += 1
+            else:
+                self._ledger.violate("processes", f"{self._names[pid]} ({pid}) has ended")
         for pid in now.keys() - self._known.keys():
             name = self._names[pid] = f"{processes.name_of(pid)}-{pid}"
-            self._ledger.violate("processes", f"{name} has been started")
+            if not name.startswith(WORKER):
+                self._ledger.violate("processes", f"{name} has been started")
         if self._server.pid not in now:
             self.ended = True
         self._known = now
@@ -123,9 +136,24 @@ class Watch:
         """With no request under way: nothing is held, counters agree, nothing has grown."""
         await self._until_none(lambda now: drained(now), "rest")
         await self._until_none(lambda now: self._ledger.compare(self.first, now), "counters")
+        await self._until_none(self.workers_wrong, "processes")
+        self._ends = dict(self.newest.values.get("grammar_worker_ends_total", {}))
         await self._make_token()
         await self._until_none(lambda _: self.grown(), "growth")
         self.accept_growth()
+
+    def workers_wrong(self, now: Figures) -> list[str]:
+        """As many grammar workers as at first, and none that ended without being told to."""
+        name = "grammar_worker_ends_total"
+        faults = [
+            f"{name}{key} grew to {value:g}"
+            for key, value in now.values.get(name, {}).items()
+            if value > self._ends.get(key, 0.0) and RETIRED not in key
+        ]
+        count = sum(processes.name_of(pid) == WORKER for pid in processes.tree(self._server.pid))
+        if count != self._workers:
+            faults.append(f"{count} grammar workers, {self._workers} at first")
+        return faults
 
     async def _make_token(self) -> None:
         """Every rank makes a token for the probe that asks for one; servers without it answer 404."""

@@ -10,6 +10,7 @@ import argparse
 import dataclasses
 import os
 import sys
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -25,22 +26,25 @@ from engine.rank_process import run_process
 from tests.actors.trivial import TOKEN, OneToken, TrivialParts
 
 FAULTY = os.environ.get("SOAK_FAULT", "") == "all"
-OTHER_AT, DEAD_AT = 500, 900
-"""Steps from which on answers differ, and the rank dies."""
+OTHER_AT, DEAD_AFTER_S = 500, 12.0
+"""The step from which on answers differ, and how long after it the rank dies."""
 
 LEAK_FROM, LEAK_EACH = 120, 10
 """Requests before descriptors are leaked, and how often."""
 
 
 class Faulty(OneToken):
-    """Another token from some step on; dead from a later one on."""
+    """Another token from some step on; dead some time later."""
+
+    _other_s = 0.0
 
     def execute(self, job: RunStep) -> StepDone:
         done = super().execute(job)
-        if job.epoch >= DEAD_AT:
-            os._exit(3)
         if job.epoch < OTHER_AT:
+            self._other_s = time.monotonic()
             return done
+        if time.monotonic() > self._other_s + DEAD_AFTER_S:
+            os._exit(3)
         sampled = len(done.token_ids) // 4
         return msgspec.structs.replace(done, token_ids=np.full(sampled, TOKEN + 1, np.int32).tobytes())
 

@@ -29,7 +29,7 @@ def soaked(
     model: Path, folder: Path, ranks: int, minutes: str, fault: str = ""
 ) -> tuple[int, dict[str, Any], str]:
     """(exit code, report, what was printed)."""
-    limits = "--max-running-requests 8 --max-queued-requests 16 --grammar-workers 1"
+    limits = "--max-running-requests 8 --max-queued-requests 16 --grammar-workers 1 --speculative-algorithm="
     flags = [
         "--minutes", minutes, "--model-path", str(model), "--kinds", KINDS,
         "--work-s", "3", "--rest-s", "0.2",
