@@ -1,4 +1,4 @@
-"""Experts in packed FP4: two grouped products over blocks of one expert's rows, and the sum over choices.
+"""Experts in packed FP4: two grouped products over blocks of one expert's rows.
 
 Weights are decoded to bfloat16 in registers, exactly; activations are rounded to FP8 and kept as bfloat16,
 which is exact too, so that products are those of FP8 activations with FP4 weights, summed in float32.
@@ -17,11 +17,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from engine.errors import ShapeMismatch
+from engine.errors import CheckpointError, ShapeMismatch
+from engine.kernels.triton.combine import combine
 from engine.kernels.triton.formats import (
     AMAX_FLOOR,
     FP4_GROUP,
     GROUP,
+    MAX_SCALE,
     convert,
     decode_e2m1,
     group_exponent,
@@ -38,7 +40,8 @@ from engine.kernels.triton.routing import Blocks, sort_choices
 class Fp4Experts:
     """w13 uint8 [E, 2 I, H / 2], gate rows first; w2 uint8 [E, H, I / 2]; e8m0 scales uint8 [..., / 32].
 
-    H and I are multiples of 128. raises ShapeMismatch
+    H and I are multiples of 128.
+    raises  ShapeMismatch; CheckpointError for a scale above 2^33, which decoding can't hold
     """
 
     w13: Tensor
@@ -59,6 +62,9 @@ class Fp4Experts:
             raise ShapeMismatch(f"experts are {[tuple(p.shape) for p in parts]}")
         if hidden % GROUP or inner % GROUP:
             raise ShapeMismatch(f"experts of {hidden} x {inner}: not in multiples of {GROUP}")
+        largest = max((int(scales.max()) for scales in (self.s13, self.s2) if scales.numel()), default=0)
+        if largest > MAX_SCALE:
+            raise CheckpointError(f"an e8m0 scale of an expert is byte {largest}, above {MAX_SCALE}")
 
     @property
     def count(self) -> int:
@@ -182,25 +188,6 @@ def _down(
     tl.store(out + row[:, None] * hidden + n[None, :], value, mask=live[:, None])
 
 
-@triton.jit
-def _combine(
-    parts, ids, extra, out, experts, hidden, CHOICES: tl.constexpr, WIDE: tl.constexpr, EXTRA: tl.constexpr
-):
-    row = tl.program_id(0).to(tl.int64)
-    channel = tl.program_id(1) * WIDE + tl.arange(0, WIDE)
-    held = channel < hidden
-    total = tl.zeros((WIDE,), tl.float32)
-    for choice in tl.static_range(CHOICES):
-        expert = tl.load(ids + row * CHOICES + choice)
-        wide = tl.where((expert >= 0) & (expert < experts), hidden, 0)
-        total += tl.load(
-            parts + (row * CHOICES + choice) * hidden + channel, mask=channel < wide, other=0.0
-        ).to(tl.float32)
-    if EXTRA:
-        total += tl.load(extra + row * hidden + channel, mask=held, other=0.0).to(tl.float32)
-    tl.store(out + row * hidden + channel, convert(total, out.dtype.element_ty), mask=held)
-
-
 def shape_for(choices: int, experts: Fp4Experts) -> ExpertShape:
     """A cut for so many choices: short blocks where experts have few rows on average. Measured on an H200."""
     few = choices <= 16 * experts.count
@@ -247,21 +234,6 @@ def down(act: Tensor, experts: Fp4Experts, blocks: Blocks, cut: Cut) -> Tensor:
             blocks.rows, cut.outputs, cut.channels, FP4_GROUP,
             num_warps=cut.warps, num_stages=cut.stages,
         )  # fmt: skip
-    return out
-
-
-def combine(parts: Tensor, ids: Tensor, experts: int, extra: Tensor | None = None) -> Tensor:
-    """The sum over choices in their order, in float32, plus `extra`; bfloat16 [T, H].
-
-    parts  bfloat16 [T k, H]; rows of ids outside 0..experts - 1 aren't read
-    extra  [T, H], the shared expert's rows, or none
-    """
-    (rows, choices), hidden = ids.shape, parts.shape[1]
-    out = torch.empty(rows, hidden, dtype=torch.bfloat16, device=parts.device)
-    if rows:
-        wide = min(1024, triton.next_power_of_2(hidden))
-        grid = (rows, triton.cdiv(hidden, wide))
-        _combine[grid](parts, ids, extra, out, experts, hidden, choices, wide, extra is not None)
     return out
 
 

@@ -9,7 +9,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from engine.kernels.triton import experts, linear, mhc, norm, quantise, routing
+from engine.kernels.triton import combine, experts, linear, mhc, norm, quantise, routing
 
 HOPPER = GPUTarget("cuda", 90, 32)
 POINTERS = {
@@ -50,7 +50,7 @@ CASES: dict[str, tuple[Any, dict[str, str], dict[str, Any]]] = {
         {"CHOICES": 6, "ROWS": 16, "OUTPUTS": 128, "STEP": 128, "SCALE_GROUP": 32, "FLOOR": 1e-4},
     ),
     "down": (experts._down, {"w": "*i16"}, {"ROWS": 16, "OUTPUTS": 128, "STEP": 128, "SCALE_GROUP": 32}),
-    "combine": (experts._combine, {}, {"CHOICES": 6, "WIDE": 1024, "EXTRA": True}),
+    "combine": (combine._combine, {}, {"CHOICES": 6, "WIDE": 1024, "EXTRA": True}),
 }  # fmt: skip
 
 

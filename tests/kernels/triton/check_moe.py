@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.errors import ShapeMismatch
+from engine.errors import CheckpointError, ShapeMismatch
 from engine.kernels.triton import experts, oracle, routing
 from tests.kernels.triton.cases import DEVICE, distance, fp4_weight, seeded, values
 
@@ -99,6 +99,28 @@ def test_padding_adds_nothing_and_a_row_does_not_depend_on_others() -> None:
     out = experts.run_experts(x, ids, weights, weight, 10.0)
     assert not out[4:].any()
     assert torch.equal(out[:4], experts.run_experts(x[:4], ids[:4], weights[:4], weight, 10.0))
+
+
+@pytest.mark.parametrize("byte", [0, 160])
+def test_extreme_scales(byte: int) -> None:
+    codes, scales = fp4_weight(1, 1, 256, 128)
+    scales[:] = byte
+    weight = experts.Fp4Experts(codes, scales, *fp4_weight(2, 1, 128, 128))
+    x, ids = values(3, 1, 128), torch.zeros(1, 1, dtype=torch.int64, device=DEVICE)
+    one = torch.ones(1, 1, device=DEVICE)
+    assert (
+        distance(
+            experts.run_experts(x, ids, one, weight, 10.0), oracle.run_experts(x, ids, one, weight, 10.0)
+        )
+        < BF16
+    )
+
+
+def test_scales_beyond_decoding_are_refused() -> None:
+    codes, scales = fp4_weight(1, 1, 256, 128)
+    scales[0, 7, 1] = 161
+    with pytest.raises(CheckpointError, match="161"):
+        experts.Fp4Experts(codes, scales, *fp4_weight(2, 1, 128, 128))
 
 
 def test_steps_must_fit() -> None:

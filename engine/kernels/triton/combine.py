@@ -1,0 +1,46 @@
+"""The sum over a row's choices. Source: DeepSeek-V4's experts, added in float32 before one rounding."""
+
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, misc"
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from engine.kernels.triton.formats import convert
+
+
+@triton.jit
+def _combine(
+    parts, ids, extra, out, experts, hidden, CHOICES: tl.constexpr, WIDE: tl.constexpr, EXTRA: tl.constexpr
+):
+    row = tl.program_id(0).to(tl.int64)
+    channel = tl.program_id(1) * WIDE + tl.arange(0, WIDE)
+    held = channel < hidden
+    total = tl.zeros((WIDE,), tl.float32)
+    for choice in tl.static_range(CHOICES):
+        expert = tl.load(ids + row * CHOICES + choice)
+        wide = tl.where((expert >= 0) & (expert < experts), hidden, 0)
+        total += tl.load(
+            parts + (row * CHOICES + choice) * hidden + channel, mask=channel < wide, other=0.0
+        ).to(tl.float32)
+    if EXTRA:
+        total += tl.load(extra + row * hidden + channel, mask=held, other=0.0).to(tl.float32)
+    tl.store(out + row * hidden + channel, convert(total, out.dtype.element_ty), mask=held)
+
+
+def combine(parts: Tensor, ids: Tensor, experts: int, extra: Tensor | None = None) -> Tensor:
+    """The sum over choices in their order, in float32, plus `extra`; bfloat16 [T, H].
+
+    parts  bfloat16 [T k, H]; rows of ids outside 0..experts - 1 aren't read
+    extra  [T, H], the shared expert's rows, or none
+    """
+    (rows, choices), hidden = ids.shape, parts.shape[1]
+    out = torch.empty(rows, hidden, dtype=torch.bfloat16, device=parts.device)
+    if rows:
+        wide = min(1024, triton.next_power_of_2(hidden))
+        grid = (rows, triton.cdiv(hidden, wide))
+        _combine[grid](parts, ids, extra, out, experts, hidden, choices, wide, extra is not None)
+    return out
