@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+import httpx
 import pytest
 
 from tests.actors.test_processes import PROMPT, ROOT, TRIVIAL, Server, gone
@@ -116,3 +117,26 @@ def test_phases_of_an_end_are_timed_and_the_report_has_the_recorders(
     assert "shutdown took: drain" in printed
     assert printed.count("first cause: rank0 was killed by SIGKILL") == 1
     assert "flight recorder of ingress" in printed
+
+
+def test_probes_answer_at_once_while_every_stream_runs(model: Path, started: list[Server]) -> None:
+    started.append(server := Server(model))
+    server.wait_ready()
+    streams = [Stream(server, 0) for _ in range(6)]
+    assert all(stream.begun.wait(20) for stream in streams)
+    took_s = []
+    for _ in range(100):
+        began_s = time.perf_counter()
+        answer = httpx.get(server.url + "/health_scheduler")
+        took_s.append(time.perf_counter() - began_s)
+        assert answer.status_code == 200, answer.text
+    # A client of its own for each question, on a host that is shared: the bench has the exact figures.
+    assert sorted(took_s)[50] < 0.2
+    (rank,) = answer.json()["ranks"]
+    assert (rank["status"], rank["step_budget_s"]) == ("ok", 1.0)
+    assert httpx.get(server.url + "/health_generate", timeout=25).status_code == 200
+    for _ in range(2):
+        server.process.send_signal(signal.SIGTERM)
+        time.sleep(0.1)
+    assert {stream.error() for stream in streams} == {"the server is stopping"}
+    assert server.end(20)[0] == 0
