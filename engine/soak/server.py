@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 
 import orjson
 
+from engine.children import die_with_parent
 from engine.errors import ConfigError
 from engine.soak.processes import owner_of, tree
 
@@ -59,7 +60,9 @@ class Server:
         full = [*command, "--host", self.host, "--port", str(self.port), *flags]
         with self._log.open("wb") as log:
             # A session of its own: Ctrl-C ends the soak, which then ends the server.
-            self.child = subprocess.Popen(full, stdout=log, stderr=log, start_new_session=True)
+            self.child = subprocess.Popen(
+                full, stdout=log, stderr=log, start_new_session=True, preexec_fn=die_with_parent
+            )
         self.pid = self.child.pid
         deadline_s = time.monotonic() + READY_WITHIN_S
         while time.monotonic() < deadline_s:
