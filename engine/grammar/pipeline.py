@@ -75,7 +75,7 @@ class Pipeline:
     think_end  token that ends a reasoning; None: the model has none
     slots      of the cache
     rows       most rows that one step chooses tokens from
-    budget_s   what one request's rows, or its kept tokens, may take of a step
+    budget_s   processor time that one request's rows, or its kept tokens, may take of a step
     counters   for metrics
     """
 

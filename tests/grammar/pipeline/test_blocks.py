@@ -170,17 +170,24 @@ def test_a_reasoning_goes_on_over_steps(steps: Steps) -> None:
 
 
 def test_a_slow_matcher_fails_its_request_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The library's call is real; what takes time is a nap in front of it, as a hard grammar would."""
+    """The library's call is real; what takes the processor is work in front of it, as a hard grammar would.
+
+    The other request's thread waits as long without a processor, which nobody is failed for.
+    """
     steps = Steps(budget_s=0.05)
     slow, _ = steps.enter(1, LETTERS), steps.enter(2, LETTERS)
     advance = Matcher.advance
 
-    def nap(self: Matcher, tokens: list[int]) -> tuple[int, bool]:
-        if self is slow:
+    def work(self: Matcher, tokens: list[int]) -> tuple[int, bool]:
+        if self is not slow:
             time.sleep(0.1)
+            return advance(self, tokens)
+        ends_s = time.thread_time() + 0.1
+        while time.thread_time() < ends_s:
+            pass
         return advance(self, tokens)
 
-    monkeypatch.setattr(Matcher, "advance", nap)
+    monkeypatch.setattr(Matcher, "advance", work)
     steps.masks((1, [A]), (2, [A]))
     steps.keep((1, [A]), (2, [A]))
     found, rows = steps.masks((1, [B]), (2, [B]))

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import random
+import subprocess
+import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -164,6 +169,45 @@ def test_a_slow_chain_fails_alone() -> None:
     assert (found.bitmask[6:] == -1).all()
     assert (slow.tokens, slow.generation) == (60, 1)
     assert slow.advance([a]) == (1, False)
+
+
+@contextmanager
+def competitors() -> Iterator[None]:
+    """Three busy processes a processor, so that a thread is pushed aside for tens of milliseconds."""
+    busy = [
+        subprocess.Popen([sys.executable, "-c", "while True: pass"])
+        for _ in range(3 * len(os.sched_getaffinity(0)))
+    ]
+    try:
+        yield
+    finally:
+        for one in busy:
+            one.kill()
+            one.wait()
+
+
+def test_who_is_pushed_aside_is_not_late_and_who_is_slow_fails_alone() -> None:
+    """Time on the clock passes the budget again and again; the processor's share of a chain doesn't."""
+    a = vocabulary().tokens.index(b"a")
+    innocents = [matcher('root ::= "a"*') for _ in range(8)]
+    slow = matcher('root ::= root root | "a" | ""', *[a] * 60)
+    budget_s = 0.002
+    batch = MatcherBatch(WIDTH, [STOP], 80, budget_s)
+    chains = [Chain(one, np.full(6, a, np.int32)) for one in innocents]
+    longest_s = 0.0
+    with competitors():
+        ends_s = time.monotonic() + 20.0
+        while longest_s < 2 * budget_s and time.monotonic() < ends_s:
+            for chain in chains:
+                began_s = time.perf_counter()
+                found = batch.traverse([chain])
+                longest_s = max(longest_s, time.perf_counter() - began_s)
+                assert (found.late, found.failed) == ((), ())
+                assert (found.kinds == MASKED).all()
+        found = batch.traverse([*chains[:4], Chain(slow, np.full(30, a, np.int32)), *chains[4:]])
+    assert longest_s >= 2 * budget_s
+    assert found.late == (4,)
+    assert (found.kinds == DEAD).sum() == 30
 
 
 def test_chains_and_memory_of_another_form_are_refused() -> None:
