@@ -112,6 +112,7 @@ def sampling_of(
         ignore_eos=bool(params.ignore_eos),
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
+        seeded=params.seed is not None,
     )
 
 

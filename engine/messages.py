@@ -56,6 +56,7 @@ class Sampling(Message, frozen=True):
 
     top_k       0 means off
     seed        int64; ingress draws one for requests that gave none
+    seeded      the client gave it: drafts and other requests must not change what is drawn
     logit_bias  (token id, bias) pairs
     logprobs    -1 none, 0 the chosen token's, k > 0 also the k best
     """
@@ -75,6 +76,7 @@ class Sampling(Message, frozen=True):
     ignore_eos: bool = False
     logprobs: int = -1
     prompt_logprobs: int = -1
+    seeded: bool = False
 
 
 class Submit(Message, frozen=True):

@@ -5,6 +5,10 @@ was drawn from, the draft d is accepted with probability min(1, p(d) / q(d)). Th
 replaced by a draw from what p has more than q. Where all are accepted, the last row's p gives one more token,
 drawn with the number that plain decoding would take at that position. So tokens follow p, whatever q is and
 however many rows are verified. A greedy row accepts its argmax alone.
+
+How many rows are verified depends on what else runs, and with it the draw that a token comes from. But a
+request that gave its seed is promised the same text again: its row draws what plain decoding would draw, and
+accepts that token alone. Its drafts are drawn in the same way, so that they often are that token.
 """
 
 from __future__ import annotations
@@ -69,7 +73,9 @@ class Acceptance:
         judged = Judged(
             edit(self.parameters, self.counts, logits, groups, mask, rows.draft_ids), rows, layout, features
         )
-        best, choice = (layout.grid(found, 0) for found in greatest(judged.edited))
+        largest, favourite = greatest(judged.edited)
+        self._repeat(judged, favourite)
+        best, choice = layout.grid(largest, 0), layout.grid(favourite, 0)
         passed = choice[:, :-1] == rows.draft_ids
         sampled, trials = judged.sampled(), None
         if sampled.size:
@@ -92,6 +98,7 @@ class Acceptance:
 
         A number belongs to the round and k, not to the token's position: a position whose draft was thrown
         away gets a fresh one, as what was known of the old draft may have chosen how many rows are verified.
+        Where the token itself is drawn by its position alone, its draft is, too.
 
         positions  position of each slot's first draft
         raises     BadRequest where a slot isn't bound
@@ -101,6 +108,7 @@ class Acceptance:
         chosen = index([slots[row] for row in sampled])
         first = index([positions[row] for row in sampled])
         temperatures, keys = self.parameters.floats[chosen, TEMPERATURE], self.parameters.ints[chosen, KEY]
+        repeats = [row for row in sampled if self.parameters.of(slots[row]).repeats]
 
         def pick(k: int, z: Tensor) -> Tensor:
             tokens = greatest(z)[1] if len(sampled) < len(slots) else z.new_empty(len(z), dtype=torch.int64)
@@ -111,9 +119,36 @@ class Acceptance:
                 _, weights = self._tempering.weights(z, part, temperatures[some])
                 tokens[index(part)] = draw(weights, u[some])
                 done += len(part)
+            if repeats:
+                tokens[index(repeats)] = self._drawn(
+                    z, repeats, slots, [positions[row] + k for row in repeats]
+                )
             return tokens
 
         return pick
+
+    def _repeat(self, judged: Judged, favourite: Tensor) -> None:
+        """Puts what plain decoding would draw in the place of the largest logit, for rows that repeat."""
+        places = judged.repeating()
+        if places.size:
+            layout, rows = judged.layout, judged.rows
+            groups, ahead = layout.groups[places].tolist(), layout.ahead[places].tolist()
+            slots = {place: rows.slots[g] for place, g in zip(places.tolist(), groups, strict=True)}
+            positions = [rows.positions[g] + i for g, i in zip(groups, ahead, strict=True)]
+            drawn = self._drawn(judged.edited, places.tolist(), slots, positions)
+            favourite[self._tempering.index(places)] = drawn
+
+    def _drawn(
+        self,
+        logits: Tensor,
+        places: Sequence[int],
+        slots: Sequence[int] | dict[int, int],
+        positions: list[int],
+    ) -> Tensor:
+        """What plain decoding draws from these rows of the logits, int64 [n]; `slots` by row."""
+        wanted = Rows(tuple(slots[place] for place in places), tuple(positions))
+        features = [self.parameters.of(slot) for slot in wanted.slots]
+        return self._sampler.choose(logits, wanted, features, places).tokens
 
     def _last(self, judged: Judged, sampled: Int, ends: Int, trials: Trials, favourites: Tensor) -> Tensor:
         """The last token of every group: drawn for those that sample, else the favourite."""

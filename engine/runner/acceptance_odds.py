@@ -33,9 +33,14 @@ class Judged:
     features: Sequence[Features]
 
     def sampled(self) -> Int:
-        """Groups that have rows and are not greedy."""
-        greedy = np.array([f.greedy for f in self.features], bool)
-        return np.flatnonzero(~greedy & (self.layout.widths > 0))
+        """Groups that have rows, and whose drafts are accepted by odds: neither greedy nor repeating."""
+        certain = np.array([f.greedy or f.repeats for f in self.features], bool)
+        return np.flatnonzero(~certain & (self.layout.widths > 0))
+
+    def repeating(self) -> Int:
+        """Rows of groups whose tokens are those of plain decoding, whatever was drafted."""
+        repeats = np.array([f.repeats for f in self.features], bool)
+        return np.flatnonzero(repeats[self.layout.groups])
 
     def split(self, groups: Int) -> list[tuple[bool, Int]]:
         """The groups without, and those with top-k, top-p or min-p."""

@@ -20,6 +20,7 @@ KEY, TOP_K = range(2)
 class Features:
     """What one slot's sampling needs; known on the host, so that no step computes what no row asked for.
 
+    repeats          sampled, and by the client's own seed: each token is the one that plain decoding draws
     top_k            host copy of the limit, 0 off
     stop_from        first position at which EOS and stop tokens may be sampled
     logprobs         -1 none, k >= 0 the chosen token's and the k best
@@ -34,6 +35,7 @@ class Features:
     stop_from: int
     logprobs: int
     prompt_logprobs: int
+    repeats: bool
 
     def edits_logits(self, position: int) -> bool:
         """Whether the token at `position` is chosen from other numbers than the model's own logits."""
@@ -100,8 +102,9 @@ class SlotParameters:
 def features_of(sampling: Sampling, prompt_tokens: int, vocab_size: int) -> Features:
     """The features that a request's parameters ask for."""
     top_k = sampling.top_k if sampling.top_k < vocab_size else 0
+    greedy = sampling.temperature == 0.0 or sampling.top_k == 1
     return Features(
-        greedy=sampling.temperature == 0.0 or sampling.top_k == 1,
+        greedy=greedy,
         top_k=top_k,
         filtered=top_k > 0 or sampling.top_p < 1.0 or sampling.min_p > 0.0,
         penalised=(
@@ -113,4 +116,5 @@ def features_of(sampling: Sampling, prompt_tokens: int, vocab_size: int) -> Feat
         stop_from=prompt_tokens + sampling.min_new_tokens if sampling.min_new_tokens > 0 else 0,
         logprobs=sampling.logprobs,
         prompt_logprobs=sampling.prompt_logprobs,
+        repeats=sampling.seeded and not greedy,
     )

@@ -42,23 +42,30 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def texts(folder: Path, **changes: object) -> list[list[int]]:
-    """Greedy answers to prompts that run side by side."""
+def texts(folder: Path, temperature: float = 0.0, **changes: object) -> list[list[int]]:
+    """Answers to prompts that run side by side, each with a seed of its client."""
     settings = Settings(
         model_path=str(folder), load_format="dummy", threads=1, max_running_requests=4,
         max_total_tokens=4096, chunked_prefill_size=256, speculative_cost_table=str(folder / "costs.json"),
         **changes,  # type: ignore[arg-type]
     )  # fmt: skip
-    return anyio.run(_texts, settings)
+    return anyio.run(_texts, settings, temperature)
 
 
-async def _texts(settings: Settings) -> list[list[int]]:
+async def _texts(settings: Settings, temperature: float) -> list[list[int]]:
     rng = np.random.default_rng(0)
     entries = tuple(
         Entry(
             sink=0,
             prompt=rng.integers(2, 8000, prompt).astype(np.int32).tobytes(),
-            sampling=Sampling(max_new_tokens=answer, temperature=0.0, ignore_eos=True),
+            sampling=Sampling(
+                max_new_tokens=answer,
+                temperature=temperature,
+                top_p=0.9,
+                ignore_eos=True,
+                seed=answer,
+                seeded=True,
+            ),
         )
         for prompt, answer in SIZES
     )
@@ -94,3 +101,10 @@ def test_drafts_leave_every_text_as_it_is(
     assert texts(folder, speculative_algorithm="DSPARK", speculative_verify_mode=mode) == plain
     assert max(drafted) == 6
     assert len(drafted) > 20
+
+
+def test_a_seed_gives_the_text_of_plain_decoding_in_any_company(folder: Path) -> None:
+    plain = texts(folder, 0.4)
+    assert plain != texts(folder)
+    drafted = texts(folder, 0.4, speculative_algorithm="DSPARK", speculative_verify_mode="compact")
+    assert drafted == plain
