@@ -127,12 +127,8 @@ def soaked_child(args: argparse.Namespace, command: Sequence[str]) -> Outcome:
 
 
 def repeatable(settings: Settings) -> bool:
-    """Whether a seed alone decides a sampled text.
-
-    With drafts it doesn't: how many rows a round verifies depends on the load, and with it which of a
-    position's random numbers is used. The distribution stays the same.
-    """
-    return settings.deterministic and not settings.speculative_algorithm
+    """Whether a seed alone decides a sampled text."""
+    return settings.deterministic
 
 
 def ended_wrong(outcome: Outcome, server: Server, left: list[str]) -> None:

@@ -117,10 +117,7 @@ class Soak:
         self.outcome.left_out = await left_out(probing, kinds, forms)
         if "seeded" in kinds and not options.repeatable:
             self.outcome.left_out["seeded: equal texts"] = (
-                "a seed alone decides a text on row-invariant servers "
-            )
-            self.outcome.left_out["seeded: equal texts"] += (
-                "without drafts; others are checked for their form"
+                "a seed alone decides a text on row-invariant servers; others are checked for their form"
             )
         plan = Plan(options.seed, served, [kind for kind in kinds if kind not in self.outcome.left_out])
         traffic = Traffic(self._server, plan, self.ledger, self._pace, options.repeatable)
