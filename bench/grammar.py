@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from engine.grammar.pipeline_loader import Matchers
 
 PAIRS = 9
-TIMEOUT_S = 120.0
 TEMPERATURES = (0.0, 1.0)
 """Of the answers that are validated."""
 
@@ -69,8 +68,6 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
             speculative_algorithm="DSPARK" if args.speculative else "",
             speculative_verify_mode=args.verify_mode,
             grammar_cache_dir=folder,
-            # All keys are new, and what a worker does for the disk holds up those behind it.
-            grammar_timeout_s=TIMEOUT_S,
         )
         prepare_environment(settings)
         return anyio.run(_measure, settings, args.concurrency, 3 if args.quick else PAIRS)

@@ -55,7 +55,7 @@ class GrammarCounters:
             self.phases.setdefault(phase, Seconds()).add(seconds)
         self.disk_errors.update(told.errors)
         if isinstance(told, Finished):
-            self.finished += 1
+            self.finished += told.jobs
             self.disk_bytes = told.store_bytes
             self.disk_pruned += told.pruned
             if told.retires:

@@ -12,10 +12,10 @@ import msgspec
 from anyio.abc import SocketStream
 
 from engine.actors.mailbox import Mailbox
-from engine.children import Child, how_it_ended, spawn
+from engine.children import Child, ended, how_it_ended, spawn
 from engine.errors import GrammarFailed
 from engine.grammar.service_counters import GrammarCounters
-from engine.grammar.worker import LENGTH, READY, WorkerSettings
+from engine.grammar.worker import FINISH, LENGTH, READY, WorkerSettings
 from engine.grammar.worker_job import Finished, Outcome
 from engine.messages import GrammarBroken, GrammarBuilt, GrammarCompile, GrammarKill, GrammarUnfit
 
@@ -28,17 +28,31 @@ PAUSE_S = 1.0
 FINISH_S = 30.0
 """What a worker may take behind its answer: two and a half times its compile as a rule."""
 
+END_S = 5.0
+"""What a worker that can't start may take to end by itself, so that it is known how it did."""
+
+QUIET_S = 0.05
+"""No job for so long: there is time for the disk. Who sends jobs sends the next one when it has an answer."""
+
+MOST_OWED = 256
+"""Jobs of a worker whose grammars it still holds for the disk, however many others wait."""
+
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 Answer = GrammarBuilt | GrammarUnfit | GrammarBroken
 
 
 class Worker:
-    """One started worker. `gone` is set when its process has ended."""
+    """One started worker.
+
+    gone   its process has ended
+    owed   jobs that the disk hasn't got all of yet
+    """
 
     def __init__(self, child: Child) -> None:
         self.child = child
         self.gone = False
+        self.owed = 0
         self._data = bytearray()
 
     async def ask(self, data: bytes) -> bytes | None:
@@ -84,10 +98,11 @@ class CompilerPool:
         self.counters = counters
         self.started = anyio.Event()
         self.running: dict[int, Worker] = {}
+        self.workers: set[Worker] = set()
         self._mailbox = mailbox
         self._grammar = grammar
         self._told = msgspec.msgpack.encode(settings)
-        self._workers = workers
+        self._places = workers
         self._report = report
         self._jobs: deque[GrammarCompile] = deque()
         self._killed: set[int] = set()
@@ -100,7 +115,7 @@ class CompilerPool:
         raises  GrammarFailed where the first worker of a place doesn't come up: the server doesn't start
         """
         async with anyio.create_task_group() as tasks:
-            for place in range(self._workers):
+            for place in range(self._places):
                 tasks.start_soon(self._keep, place)
             while True:
                 for msg in await self._mailbox.take():
@@ -128,44 +143,51 @@ class CompilerPool:
         first = True
         while True:
             worker = await self._start(place)
-            if worker is None and first:
-                raise GrammarFailed(f"grammar worker {place} doesn't start")
-            if worker is None:
+            if isinstance(worker, str):
+                if first:
+                    raise GrammarFailed(f"grammar worker {place} doesn't start: {worker}")
+                self._report(f"grammar worker {place} didn't start: {worker}")
                 await anyio.sleep(PAUSE_S)
                 continue
             if first:
                 first = False
                 self._up += 1
-                if self._up == self._workers:
+                if self._up == self._places:
                     self.started.set()
             await self._use(worker)
 
-    async def _start(self, place: int) -> Worker | None:
+    async def _start(self, place: int) -> Worker | str:
+        """A worker that is up, or why there is none."""
         command = [sys.executable, "-m", "engine.grammar.worker"]
         with anyio.CancelScope(shield=True):  # Begun and not finished, it would leave a process behind.
             worker = Worker(await spawn(f"grammar worker {place}", command, self._told, ENVIRONMENT))
-        hello = None
+        hello, late = None, True
         try:
             with anyio.move_on_after(START_S):
                 hello = await worker.hear()
+                late = False
+            if hello != READY and not late:
+                await ended(worker.child, END_S)
         finally:
             if hello != READY:
                 await self._bury(worker)
         if hello == READY:
             return worker
-        self._report(f"{worker.child.name} didn't start: {self._how(worker)}")
-        return None
+        if hello is not None:
+            return hello.decode("utf-8", "replace")
+        return f"it was not up after {START_S:g} s" if late else f"it {self._how(worker)}"
 
     async def _use(self, worker: Worker) -> None:
         """Jobs, until the worker ends or is of no more use."""
+        self.workers.add(worker)
         try:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._watch, worker)
-                while (job := await self._next(worker)) is not None:
-                    if not await self._do(worker, job):
-                        break
+                while await self._step(worker):
+                    pass
                 tasks.cancel_scope.cancel()
         finally:
+            self.workers.discard(worker)
             await self._bury(worker)
 
     async def _watch(self, worker: Worker) -> None:
@@ -173,14 +195,20 @@ class CompilerPool:
         worker.gone = True
         self._stir()
 
-    async def _next(self, worker: Worker) -> GrammarCompile | None:
-        """The oldest job; None where the worker has ended before one came."""
-        while not self._jobs and not worker.gone:
-            await self._wake.wait()
+    async def _step(self, worker: Worker) -> bool:
+        """The oldest job; where none waits, the disk's share of an old one. Whether the worker goes on."""
+        with anyio.move_on_after(QUIET_S if worker.owed else None):
+            while not (self._jobs or worker.gone):
+                await self._wake.wait()
         if worker.gone:
             self._note("crashed", f"{worker.child.name} without a job: {self._how(worker)}")
-            return None
-        return self._jobs.popleft()
+            return False
+        if self._jobs and worker.owed < MOST_OWED:
+            return await self._do(worker, self._jobs.popleft())
+        going_on = await self._finish(worker)
+        while going_on and worker.owed and not self._jobs:
+            going_on = await self._finish(worker)
+        return going_on
 
     async def _do(self, worker: Worker, job: GrammarCompile) -> bool:
         """One job and its answer; whether the worker can take another."""
@@ -192,7 +220,8 @@ class CompilerPool:
             del self.running[job.job]
             self._killed.discard(job.job)
         await self._grammar.offer(answer)
-        return data is not None and await self._finished(worker)
+        worker.owed += 1
+        return data is not None
 
     async def _answer(self, worker: Worker, job: GrammarCompile, data: bytes | None) -> Answer:
         if data is None:
@@ -209,15 +238,16 @@ class CompilerPool:
             return GrammarUnfit(job.job, outcome.text, anyio.current_time())
         return GrammarBroken(job.job, outcome.kind, outcome.text)
 
-    async def _finished(self, worker: Worker) -> bool:
-        """Waits until the disk has what it gets of the last job; whether the worker is of further use."""
+    async def _finish(self, worker: Worker) -> bool:
+        """The disk gets its share of the worker's oldest job; whether the worker is of further use."""
         data = None
         with anyio.move_on_after(FINISH_S):
-            data = await worker.hear()
+            data = await worker.ask(FINISH)
         if data is None:
             self._note("crashed", f"{worker.child.name} behind an answer: {self._how(worker)}")
             return False
         finished = msgspec.msgpack.decode(data, type=Finished)
+        worker.owed -= finished.jobs
         self.counters.note(finished)
         return not finished.retires
 

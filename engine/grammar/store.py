@@ -40,8 +40,8 @@ class Store:
     root         folder of all scopes; only this user may write to it
     scope        text that names all that entries depend on: library, vocabulary, policy
     limit_bytes  of all entries of all scopes
-    errors       since start, by kind: corrupt, scope, io, over_limit
-    pruned       entries that went for others, since start, which took `prune_s` seconds
+    errors       since start or `taken_errors`, by kind: corrupt, scope, io, over_limit
+    pruned       entries that went for others, since start or `taken_pruned`, which took `prune_s` seconds
 
     raises  StoreUnusable
     """
@@ -114,6 +114,16 @@ class Store:
             return False
         finally:
             _remove(temporary)
+
+    def taken_errors(self) -> dict[str, int]:
+        """The errors, which begin at nothing again."""
+        errors, self.errors = self.errors, Counter()
+        return dict(errors)
+
+    def taken_pruned(self) -> tuple[int, float]:
+        """Pruned entries and their seconds, which begin at nothing again."""
+        found, self.pruned, self.prune_s = (self.pruned, self.prune_s), 0, 0.0
+        return found
 
     def total_bytes(self) -> int:
         """Of all entries of all scopes."""

@@ -1,8 +1,9 @@
 """A process that compiles grammars, one at a time: `python -m engine.grammar.worker DESCRIPTOR`.
 
 The library can't be interrupted, so whatever takes too long is ended with its process. It doesn't import
-torch, so that another is there at once. Its settings come on standard input; jobs and answers go over the
-socket, each with its length before it: a key's text, and then an `Outcome` and a `Finished`.
+torch, so that another is there at once. Its settings come on standard input; messages go over the socket,
+each with its length before it. A key's text is answered by an `Outcome`, FINISH by a `Finished` of the oldest
+job that has had none: the service says when there is time for that. A worker that can't start says why.
 """
 
 from __future__ import annotations
@@ -12,7 +13,11 @@ import resource
 import socket
 import struct
 import sys
+from collections import deque
+from collections.abc import Collection
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import NoReturn
 
 import msgspec
 
@@ -20,10 +25,11 @@ from engine.children import die_with_parent, leave_signals_to_parent
 from engine.grammar.compiler import Compiler, check, library_version, native_part
 from engine.grammar.store import Store
 from engine.grammar.tokenizer_info import Vocabulary
-from engine.grammar.worker_job import POLICY, Job
+from engine.grammar.worker_job import POLICY, Finished, Job
 
 LENGTH = struct.Struct("<I")
 READY = b"ready"
+FINISH = b""
 NICENESS = 10
 """The schedulers and the device threads of the same host come first."""
 
@@ -47,22 +53,45 @@ def scope_of(vocabulary: Vocabulary) -> str:
     return f"policy {POLICY}; {library_version()}; eager; vocabulary {vocabulary.digest}"
 
 
-def serve(link: socket.socket, settings: WorkerSettings) -> None:
-    """Jobs until the link ends, or until this worker is of no more use."""
+def started(settings: WorkerSettings) -> tuple[Compiler, Store | None]:
+    """The library, which does what is expected of it, and the store. Raises what stands in the way."""
+    resource.setrlimit(resource.RLIMIT_AS, (settings.memory_bytes, settings.memory_bytes))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     compiler = Compiler(settings.vocabulary, native_part())
     check(compiler)
-    store = None
-    if settings.store:
-        store = Store(Path(settings.store), scope_of(settings.vocabulary), settings.store_bytes)
-    send(link, READY)
-    while (wire := receive(link)) is not None:
-        job = Job(compiler, store)
-        send(link, msgspec.msgpack.encode(job.run(wire.decode("utf-8"))))
-        finished = job.finish()
-        send(link, msgspec.msgpack.encode(finished))
-        if finished.retires:
-            link.close()
-            os._exit(0)  # The library is still busy in a thread, which an orderly end would wait for.
+    if not settings.store:
+        return compiler, None
+    return compiler, Store(Path(settings.store), scope_of(settings.vocabulary), settings.store_bytes)
+
+
+def serve(link: socket.socket, compiler: Compiler, store: Store | None) -> None:
+    """Jobs until the link ends, or until this worker is of no more use."""
+    owed: deque[Job] = deque()
+    with ThreadPoolExecutor(1, thread_name_prefix="markers") as disk:
+        marked: Future[None] = disk.submit(lambda: None)
+        while (wire := receive(link)) is not None:
+            if wire == FINISH:
+                marked.result()
+                finished = owed.popleft().finish()
+                if finished.retires:
+                    _retire(link, finished, owed)
+                send(link, msgspec.msgpack.encode(finished))
+                continue
+            job = Job(compiler, store)
+            outcome = job.run(wire.decode("utf-8"))
+            # One marker at a time is on its way: what a killed worker loses is bounded.
+            marked.result()
+            send(link, msgspec.msgpack.encode(outcome))
+            owed.append(job)
+            marked = disk.submit(job.mark)
+
+
+def _retire(link: socket.socket, finished: Finished, owed: Collection[Job]) -> NoReturn:
+    """The library is still busy in a thread, so an orderly end would wait. Others have their markers."""
+    told = msgspec.structs.replace(finished, jobs=finished.jobs + len(owed))
+    send(link, msgspec.msgpack.encode(told))
+    link.close()
+    os._exit(0)
 
 
 def send(link: socket.socket, data: bytes) -> None:
@@ -91,11 +120,15 @@ def main() -> None:
     die_with_parent()
     leave_signals_to_parent()
     os.nice(NICENESS)
-    settings = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=WorkerSettings)
-    resource.setrlimit(resource.RLIMIT_AS, (settings.memory_bytes, settings.memory_bytes))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     with socket.socket(fileno=int(sys.argv[1])) as link:
-        serve(link, settings)
+        try:
+            settings = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=WorkerSettings)
+            compiler, store = started(settings)
+        except Exception as error:
+            send(link, f"{type(error).__name__}: {error}".encode())
+            raise
+        send(link, READY)
+        serve(link, compiler, store)
 
 
 if __name__ == "__main__":

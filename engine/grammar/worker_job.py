@@ -1,15 +1,16 @@
 """What a compile worker does with one key: find it in the store, or compile it and decide what to keep.
 
-The answer goes out as soon as the grammar is compiled; what the disk gets is decided and written behind it.
-So the ranks of the first requests compile, which takes less than serializing would. The marker that the key
-compiles within the limits is published first: a worker that is killed while it measures leaves that.
+The answer goes out as soon as the grammar is compiled. The marker that the key compiles within the limits is
+published behind it, on a thread of its own, while the next key is compiled: most of that is waiting for the
+disk. Whether the serial form is worth keeping is measured when no key waits. So the ranks of the first
+requests compile, which takes less than serializing would, and a worker that is killed later has left the
+marker.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -43,7 +44,7 @@ class Outcome(msgspec.Struct, frozen=True):
     """Worker -> service: the one answer to a job.
 
     kind      built, unfit, corrupt or failed                source  as in GrammarReady
-    seconds   of each phase so far: lock, read, compile      errors  of the store so far, by kind
+    seconds   of each phase so far: lock, read, compile      errors  of the store since the last message
     """
 
     kind: str
@@ -55,23 +56,29 @@ class Outcome(msgspec.Struct, frozen=True):
 
 
 class Finished(msgspec.Struct, frozen=True):
-    """Worker -> service, behind the answer: the disk has what it gets.
+    """Worker -> service, behind the answer and when asked for: the disk has what it gets of a job.
 
     seconds      of each phase since the answer: publish (prune is a part of it), serialize, deserialize
-    errors       of the store since then, by kind
+    errors       of the store since the last message, by kind
+    jobs         that this stands for: a worker that retires leaves the others it owes with their markers
     pruned       entries that went for this one              store_bytes  of all entries
     retires      the library still serializes what nobody waits for: the worker ends, another takes its place
     """
 
     seconds: dict[str, float] = {}
     errors: dict[str, int] = {}
+    jobs: int = 1
     pruned: int = 0
     store_bytes: int = 0
     retires: bool = False
 
 
 class Job:
-    """One key in a worker: `run`, send what it returns, `finish`. The key's entry is locked throughout."""
+    """One key in a worker: `run`, send what it returns; `mark` on any thread; `finish` when there is time.
+
+    The key's entry is locked until its marker is there. Nobody waits for a lock who holds another one that
+    doesn't come free by itself.
+    """
 
     def __init__(self, compiler: Compiler, store: Store | None) -> None:
         self._compiler = compiler
@@ -80,8 +87,6 @@ class Job:
         self._fresh: tuple[GrammarKey, Any, GrammarArtifact] | None = None
         self._retires = False
         self._seconds: dict[str, float] = {}
-        self._errors = Counter(store.errors) if store else Counter()
-        self._pruned = (store.pruned, store.prune_s) if store else (0, 0.0)
 
     def run(self, wire: str) -> Outcome:
         """The answer; every error that has a cause in the key or the store is one, too."""
@@ -94,21 +99,32 @@ class Job:
             found = Outcome("corrupt", str(error))
         except (EngineError, MemoryError) as error:
             found = Outcome("failed", f"{type(error).__name__}: {error}")
-        seconds, errors = self._taken()
+        seconds, self._seconds = self._seconds, {}
+        errors = self._store.taken_errors() if self._store else {}
         return msgspec.structs.replace(found, seconds=seconds, errors=errors)
 
-    def finish(self) -> Finished:
-        """What the disk gets of a grammar that was compiled."""
+    def mark(self) -> None:
+        """Publishes the marker of a grammar that was compiled, and lets go of the entry."""
         with self._locked:
             if self._fresh is not None and self._store is not None:
-                self._keep(self._store, *self._fresh)
-        seconds, errors = self._taken()
+                with self._phase("publish"):
+                    self._store.publish(self._fresh[2], self._fresh[0])
+
+    def finish(self) -> Finished:
+        """Behind `mark`: what the disk gets beyond the marker."""
         if self._store is None:
-            return Finished(seconds)
-        pruned = self._store.pruned - self._pruned[0]
+            return Finished(self._seconds)
+        if self._fresh is not None:
+            key, handle, marker = self._fresh
+            packed = self._packed(handle, marker)
+            if packed is not None:
+                with self._store.locked(key), self._phase("publish"):
+                    self._store.publish(packed, key)
+        pruned, prune_s = self._store.taken_pruned()
         if pruned:
-            seconds["prune"] = self._store.prune_s - self._pruned[1]
-        return Finished(seconds, errors, pruned, self._store.total_bytes(), self._retires)
+            self._seconds["prune"] = prune_s
+        errors = self._store.taken_errors()
+        return Finished(self._seconds, errors, 1, pruned, self._store.total_bytes(), self._retires)
 
     def _resolved(self, key: GrammarKey) -> tuple[GrammarArtifact, str]:
         if self._store is not None:
@@ -134,22 +150,6 @@ class Job:
         )
         self._fresh = key, handle, marker
         return marker
-
-    def _keep(self, store: Store, key: GrammarKey, handle: Any, marker: GrammarArtifact) -> None:
-        with self._phase("publish"):
-            store.publish(marker, key)
-        packed = self._packed(handle, marker)
-        if packed is not None:
-            with self._phase("publish"):
-                store.publish(packed, key)
-
-    def _taken(self) -> tuple[dict[str, float], dict[str, int]]:
-        """Seconds and errors since the last call."""
-        seconds, self._seconds = self._seconds, {}
-        errors = Counter(self._store.errors) if self._store else Counter()
-        new = errors - self._errors
-        self._errors = errors
-        return seconds, dict(new)
 
     def _packed(self, handle: Any, marker: GrammarArtifact) -> GrammarArtifact | None:
         """With the serial form, if loading it was measured to be worth it."""

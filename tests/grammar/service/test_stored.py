@@ -69,7 +69,9 @@ def test_two_servers_compile_a_key_once_between_them(tmp_path: Path) -> None:
                 await found.source(key)
 
             await together([lambda f=f, k=k: ask(f, k) for k in keys for f in (one, other)])  # type: ignore[misc]
-            compiled.extend(found.service.counters.phases["compile"].count for found in (one, other))
+            # One that is always a little behind finds every key on the disk.
+            phases = [found.service.counters.phases for found in (one, other)]
+            compiled.extend(own["compile"].count for own in phases if "compile" in own)
 
     anyio.run(main, backend="asyncio")
     assert sum(compiled) == len(keys)
@@ -100,6 +102,9 @@ def test_a_damaged_entry_is_its_requests_failure_and_stays(tmp_path: Path) -> No
 
 
 def test_workers_killed_at_their_deadline_or_by_a_stranger_leave_a_sound_store(tmp_path: Path) -> None:
+    """A killed worker may lose the one marker that was on its way, and nothing else."""
+    ends: list[int] = []
+
     async def act(found: Running) -> None:
         async def kill() -> None:
             for _ in range(8):
@@ -119,14 +124,17 @@ def test_workers_killed_at_their_deadline_or_by_a_stranger_leave_a_sound_store(t
         assert failed
         for number in range(40):
             await found.source(strings(f"s{number}"))
-        await anyio.sleep(0.5)
+        with anyio.fail_after(30):
+            while any(worker.owed for worker in found.service.pool.workers):
+                await anyio.sleep(0.01)
         assert not found.service.counters.disk_errors
+        ends.append(sum(found.service.counters.worker_ends.values()))
 
     serve(GrammarLimits(workers=2, timeout_s=1.0), act, tmp_path)
     store = store_in(tmp_path)
-    for number in range(40):
-        artifact = store.read(strings(f"s{number}"))
-        assert artifact is not None
+    found = [artifact for number in range(40) if (artifact := store.read(strings(f"s{number}"))) is not None]
+    assert 40 - len(found) <= ends[0]
+    for artifact in found:
         assert compiler().probe(compiler().load(artifact)) == artifact.probe
     assert store.total_bytes() == sum(path.stat().st_size for path in tmp_path.glob(f"*/*{ENTRY}"))
 
@@ -134,7 +142,9 @@ def test_workers_killed_at_their_deadline_or_by_a_stranger_leave_a_sound_store(t
 def job(root: Path, key: GrammarKey) -> tuple[Outcome, Finished]:
     """One key as in a worker."""
     found = Job(compiler(), store_in(root))
-    return found.run(key.wire()), found.finish()
+    outcome = found.run(key.wire())
+    found.mark()
+    return outcome, found.finish()
 
 
 def test_the_serial_form_is_kept_where_loading_it_was_measured_to_pay(
@@ -180,6 +190,25 @@ def test_a_serial_form_that_takes_too_long_to_make_is_not_waited_for(tmp_path: P
         assert not found.reports
 
     serve(GrammarLimits(), act, tmp_path)
+
+
+def test_a_burst_of_keys_is_answered_before_the_disk_gets_their_serial_forms(tmp_path: Path) -> None:
+    keys = [strings(f"s{number}") for number in range(64)]
+
+    async def act(found: Running) -> None:
+        finished: list[int] = []
+
+        async def ask(key: GrammarKey) -> None:
+            assert await found.source(key) == "compile"
+            finished.append(found.service.counters.finished)
+
+        await together([lambda key=key: ask(key) for key in keys])  # type: ignore[misc]
+        assert max(finished) == 0
+        await found.finished(64)
+
+    serve(GrammarLimits(workers=1, timeout_s=60.0), act, tmp_path)
+    store = store_in(tmp_path)
+    assert all(store.read(key) is not None for key in keys)
 
 
 def test_a_worker_imports_no_torch() -> None:
