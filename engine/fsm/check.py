@@ -140,7 +140,7 @@ def load_all(report: Report) -> list[Spec]:
 
 def _system(specs: list[Spec], report: Report) -> System | None:
     try:
-        messages = module_at("engine/messages.py", "system.toml")
+        messages = module_at("engine/messages", "system.toml")
         system = load_system(SPECS / "system.toml", {spec.name: spec for spec in specs}, messages)
     except (EngineError, OSError) as error:
         report.fail(str(error))

@@ -45,7 +45,7 @@ def drawings(specs: list[Spec]) -> list[Drawing]:
     """All machines, and the system. Raises SpecError."""
     found = [Drawing(spec.name, spec.digest, mermaid(spec), dot(spec)) for spec in specs]
     path = SPECS / "system.toml"
-    messages = module_at("engine/messages.py", "system.toml")
+    messages = module_at("engine/messages", "system.toml")
     system = load_system(path, {spec.name: spec for spec in specs}, messages)
     digest = digest_of_file(path)
     return [*found, Drawing("system", digest, mermaid_of(system, digest), dot_of(system))]
