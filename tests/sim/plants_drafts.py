@@ -52,8 +52,8 @@ def drops_the_last_token_of_a_round(patch: Patch) -> None:
     drafts-two drafts"""
     kept = Results._kept
 
-    def faulty(self: Results, rows: Any, live: Any, counts: Any, tokens: Any) -> Any:
-        found, finish = kept(self, rows, live, counts, tokens)
+    def faulty(self: Results, rows: Any, live: Any, counts: Any, tokens: Any, grammars: Any) -> Any:
+        found, finish = kept(self, rows, live, counts, tokens, grammars)
         fewer = np.where(counts > 1, np.minimum(found.counts, counts - 1), found.counts).astype(np.uint8)
         nth = np.arange(tokens.size) - (np.cumsum(counts, dtype=np.int64) - counts)[found.places]
         return found._replace(counts=fewer, within=nth < fewer[found.places]), finish

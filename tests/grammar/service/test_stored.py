@@ -120,7 +120,7 @@ def test_workers_killed_at_their_deadline_or_by_a_stranger_leave_a_sound_store(t
 
         failed: list[GrammarKey] = []
         keys = [endless(1), *(strings(f"s{number}") for number in range(40)), endless(2)]
-        await together([kill, *(lambda key=key: ask(key) for key in keys)])  # type: ignore[misc]
+        await together([kill, *(lambda key=key: ask(key) for key in keys)])
         assert failed
         for number in range(40):
             await found.source(strings(f"s{number}"))
