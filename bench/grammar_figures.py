@@ -64,6 +64,16 @@ class Pass:
         return sum(answer.tokens for answer in self.answers)
 
     @property
+    def round_s(self) -> float:
+        """Seconds by round of a request: what remains of a ratio where texts take drafts unequally.
+
+        Every token but the accepted drafts stands for one: the first of an answer, too, and those that no
+        draft was verified for.
+        """
+        accepted = sum(int(answer.drafts[2]) for answer in self.answers)
+        return self.seconds / (self.tokens - accepted)
+
+    @property
     def speed(self) -> float:
         """Tokens a second."""
         return self.tokens / self.seconds
@@ -121,6 +131,7 @@ def costs(
     low, middle, high = statistics.quantiles(ratios, n=4)
     answers = [answer for bound, _ in told for answer in bound.answers]
     drafts = np.sum([answer.drafts for answer in answers], axis=0)
+    freely = np.sum([answer.drafts for _, free in told for answer in free.answers], axis=0)
     phases = service.counters.phases
     return {
         "ratio": middle,
@@ -131,6 +142,8 @@ def costs(
         "free_tokens_per_s": statistics.median(free.speed for _, free in told),
         "draft_tokens": int(drafts[1]),
         "accept_rate": float(drafts[2] / max(drafts[1], 1)),
+        "free_accept_rate": float(freely[2] / max(freely[1], 1)),
+        "round_ratio": statistics.median(free.round_s / bound.round_s for bound, free in told),
         "gate_ms": 1e3 * gate_s / len(checked[0].answers),
         "first_wait_ms": 1e3 * statistics.median(answer.wait_s for answer in checked[0].answers),
         "cached_wait_ms": 1e3 * statistics.median(answer.wait_s for answer in answers),

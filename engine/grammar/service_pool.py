@@ -5,17 +5,16 @@ from __future__ import annotations
 import sys
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
 
 import anyio
 import msgspec
-from anyio.abc import SocketStream
 
 from engine.actors.mailbox import Mailbox
-from engine.children import Child, ended, how_it_ended, spawn
+from engine.children import ended, how_it_ended, spawn
 from engine.errors import GrammarFailed
 from engine.grammar.service_counters import GrammarCounters
-from engine.grammar.worker import FINISH, LENGTH, READY, WorkerSettings
+from engine.grammar.service_worker import Worker
+from engine.grammar.worker import FINISH, READY, WorkerSettings
 from engine.grammar.worker_job import Finished, Outcome
 from engine.messages import GrammarBroken, GrammarBuilt, GrammarCompile, GrammarKill, GrammarUnfit
 
@@ -40,42 +39,6 @@ MOST_OWED = 256
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 Answer = GrammarBuilt | GrammarUnfit | GrammarBroken
-
-
-class Worker:
-    """One started worker.
-
-    gone   its process has ended
-    owed   jobs that the disk hasn't got all of yet
-    """
-
-    def __init__(self, child: Child) -> None:
-        self.child = child
-        self.gone = False
-        self.owed = 0
-        self._data = bytearray()
-
-    async def ask(self, data: bytes) -> bytes | None:
-        """Its answer to a message; None where it ends instead."""
-        with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
-            await self.child.stream.send(LENGTH.pack(len(data)) + data)
-            return await self.hear()
-        return None
-
-    async def hear(self) -> bytes | None:
-        """Its next message; None at its end."""
-        stream: SocketStream = self.child.stream
-        while True:
-            if len(self._data) >= LENGTH.size:
-                end = LENGTH.size + LENGTH.unpack_from(self._data)[0]
-                if len(self._data) >= end:
-                    found = bytes(self._data[LENGTH.size : end])
-                    del self._data[:end]
-                    return found
-            try:
-                self._data += await stream.receive()
-            except (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError):
-                return None
 
 
 class CompilerPool:
@@ -201,8 +164,7 @@ class CompilerPool:
             while not (self._jobs or worker.gone):
                 await self._wake.wait()
         if worker.gone:
-            self._note("crashed", f"{worker.child.name} without a job: {self._how(worker)}")
-            return False
+            return await self._lost(worker)
         if self._jobs and worker.owed < MOST_OWED:
             return await self._do(worker, self._jobs.popleft())
         going_on = await self._finish(worker)
@@ -210,11 +172,21 @@ class CompilerPool:
             going_on = await self._finish(worker)
         return going_on
 
+    async def _lost(self, worker: Worker) -> bool:
+        """It ended before it had a job."""
+        await worker.child.process.wait()
+        self._note("crashed", f"{worker.child.name} without a job: {self._how(worker)}")
+        self._stir()
+        return False
+
     async def _do(self, worker: Worker, job: GrammarCompile) -> bool:
         """One job and its answer; whether the worker can take another."""
         self.running[job.job] = worker
         try:
-            data = await worker.ask(job.key.encode("utf-8"))
+            if not await worker.tell(job.key.encode("utf-8")) and job.job not in self._killed:
+                self._jobs.appendleft(job)
+                return await self._lost(worker)
+            data = await worker.hear()
             answer = await self._answer(worker, job, data)
         finally:
             del self.running[job.job]
@@ -242,7 +214,7 @@ class CompilerPool:
         """The disk gets its share of the worker's oldest job; whether the worker is of further use."""
         data = None
         with anyio.move_on_after(FINISH_S):
-            data = await worker.ask(FINISH)
+            data = await worker.hear() if await worker.tell(FINISH) else None
         if data is None:
             self._note("crashed", f"{worker.child.name} behind an answer: {self._how(worker)}")
             return False
