@@ -99,7 +99,9 @@ class BudgetPlan(NamedTuple):
     plain_s: float
 
 
-def choose_budget(survival: Scores, caps: Caps, table: CostTable, prompt_tokens: int = 0) -> BudgetPlan:
+def choose_budget(
+    survival: Scores, caps: Caps, table: CostTable, prompt_tokens: int = 0, margin: float = 1.0
+) -> BudgetPlan:
     """The budget with the most expected tokens a second, of all there are: cost curves are jagged.
 
     Of equal ones the smallest. Scores are taken as `verify_lens` takes them.
@@ -107,6 +109,7 @@ def choose_budget(survival: Scores, caps: Caps, table: CostTable, prompt_tokens:
     survival       float32 [R, gamma], estimated chance of each draft to be accepted, from earlier steps
     caps           int64 [R], most rows of each request, its anchor included; one with 0 has no row
     prompt_tokens  rows of prompts in the same step
+    margin         how much more than plain decoding drafts must promise
     """
     gamma = survival.shape[1]
     requests = int(np.count_nonzero(caps > 0))
@@ -119,7 +122,11 @@ def choose_budget(survival: Scores, caps: Caps, table: CostTable, prompt_tokens:
     least = requests + prompt_tokens
     seconds = table.seconds(requests, np.arange(least, least + tokens.size), True)
     seconds[0] = plain = table.plain(requests, prompt_tokens)
-    budget = int(np.argmax(tokens / seconds)) if requests else 0
+    # Prompts take their time whatever is drafted beside them: counted in, they would make drafts look cheap.
+    sunk = plain - table.plain(requests)
+    rates = tokens / (seconds - sunk)
+    rates[0] *= margin
+    budget = int(np.argmax(rates)) if requests else 0
     return BudgetPlan(budget, float(tokens[budget]), float(seconds[budget]), plain)
 
 

@@ -30,6 +30,12 @@ KINDS = (NONE, PLAIN, DRAFT, PROBE)
 FRESH = LAG + 2
 """So many steps a draft tells of its request's next ones; an older one tells less than the mean of all."""
 
+
+MARGIN = 1.1
+"""Drafts must promise a tenth more than plain decoding: cost tables are off by so much at their worst cells,
+where a gain is as likely a loss.
+"""
+
 NO_LIMIT = -1
 """Budget of a step that verifies as many rows as each request may."""
 
@@ -111,7 +117,7 @@ class Drafts:
         # One draft that looked poor must not keep its request from drafting until the next probe.
         survival[self.drafted[slots] < epoch - FRESH] = self.history.prior(epoch)
         prompt_tokens = sum(end - start for _, start, end in riders.chunks)
-        plan = choose_budget(survival, riders.caps, table, prompt_tokens)
+        plan = choose_budget(survival, riders.caps, table, prompt_tokens, MARGIN)
         if plan.budget:
             self.plain = 0
             return DRAFT, plan.budget, plan

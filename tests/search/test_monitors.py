@@ -1,6 +1,6 @@
 """Each monitor of ingress, detokenizer, shutdown and health is broken by a planted fault: none is vacuous.
 
-Those of a rank's machines are broken in tests/machines/test_*_monitors.py.
+Those of a rank's machines are broken in the other test_*_monitors.py.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from engine.actors.health import Health
 from engine.actors.ingress import Ingress
 from engine.actors.intake import Intake
 from engine.actors.rank import Rank
+from engine.actors.release import Release
 from engine.actors.requests import Requests
 from engine.actors.shutdown import Shutdown
 from engine.fsm.check import machine_files
@@ -29,7 +30,7 @@ from engine.fsm.owners import SPECS
 from engine.fsm.search import load_search
 from engine.messages import CloseServer
 
-MACHINES = Path(__file__).parents[1] / "machines"
+TESTS = Path(__file__).parents[1]
 
 
 def nothing(self: Any, msg: Any) -> None:
@@ -88,6 +89,16 @@ def awaits_a_step_too_many(self: Intake) -> None:
     self.requests.in_flight[self.requests.rows("ending")] += 1
 
 
+def leaves_nothing(self: Requests, rows: Any, at: Any, msg: Any) -> None:
+    """Keeps the matchers of requests that have ended."""
+
+
+def passes_the_barrier(self: Release, msg: Any) -> None:
+    """Takes the other ranks as there."""
+    self._begin("barrier")
+    self.post("PeersMet")
+
+
 accept = Ingress.accept
 stop_all = Shutdown.stop_all
 abort_all = Intake.abort_all
@@ -112,6 +123,10 @@ PLANTED: list[tuple[str, type, str, Callable[..., Any], str]] = [
     ("end-by-signal", Shutdown, "is_third", never, "SD1"),
     ("end-by-failure", Shutdown, "close", says_all_is_well, "closed_tells_how"),
     ("probes", Health, "is_the_last_to_start", always, "H1"),
+    ("release-two", Release, "wait_for_peers", passes_the_barrier, "RL1"),
+    ("release-two", Shutdown, "close", says_all_is_well, "all_is_over"),
+    ("rank-grammars", Requests, "is_constrained", none_of_them, "only_with_a_matcher"),
+    ("rank-grammars", Requests, "leave_matcher", leaves_nothing, "every_matcher_is_left"),
     ("rank-requests", Requests, "was_aborted", none_of_them, "I11"),
     ("rank-requests", Intake, "abort_all", awaits_a_step_too_many, "everything_returned"),
 ]
@@ -139,5 +154,6 @@ def test_every_monitor_is_broken_by_a_planted_fault() -> None:
         search = load_search(path)
         declared |= {name.partition(":")[2] for name, _ in (*search.invariants, *search.at_end)}
     planted = {monitor for *_, monitor in PLANTED}
-    elsewhere = "".join(path.read_text() for path in MACHINES.glob("test_*_monitors.py"))
+    others = [path for path in TESTS.rglob("test_*_monitors.py") if path != Path(__file__)]
+    elsewhere = "".join(path.read_text() for path in others)
     assert {name for name in declared - planted if f'"{name}"' not in elsewhere} == set()
