@@ -1,4 +1,4 @@
-"""A started compile worker as the service has it: its process, and the messages that go to and fro."""
+"""A started compile worker as the service has it: its process, and the messages that go between."""
 
 from __future__ import annotations
 
