@@ -66,7 +66,7 @@ class Release(Core):
     def give_up(self, msg: object) -> None:
         """The process ends with what it holds; the kernel takes it back."""
         if isinstance(msg, CoreEnded):
-            self.fault = "the scheduler failed"
+            self.fault = "" if msg.clean else "the scheduler failed"
         else:
             cause = msg.fault if isinstance(msg, Released) else "it took too long"
             self.fault = f"{self.parts[-1]}: {cause}"
@@ -89,6 +89,10 @@ class Release(Core):
             and self.done == self.parts[: begun if whole else max(begun - 1, 0)]
             and whole == (self.done == list(ORDER))
         )
+
+    def torn_has_a_cause(self) -> bool:
+        """RL2: what ends early says why; after a sound word of each part nothing does."""
+        return self.state != "torn" or self.fault.rpartition(": ")[2] != ""
 
 
 def nobody_is_early(world: Any) -> bool:

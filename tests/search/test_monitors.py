@@ -124,6 +124,7 @@ PLANTED: list[tuple[str, type, str, Callable[..., Any], str]] = [
     ("end-by-failure", Shutdown, "close", says_all_is_well, "closed_tells_how"),
     ("probes", Health, "is_the_last_to_start", always, "H1"),
     ("release-two", Release, "wait_for_peers", passes_the_barrier, "RL1"),
+    ("release-two", Release, "is_whole", never, "RL2"),
     ("release-two", Shutdown, "close", says_all_is_well, "all_is_over"),
     ("rank-grammars", Requests, "is_constrained", none_of_them, "only_with_a_matcher"),
     ("rank-grammars", Requests, "leave_matcher", leaves_nothing, "every_matcher_is_left"),
