@@ -26,10 +26,10 @@ from engine.rank_process import run_process
 from tests.actors.trivial import TOKEN, OneToken, TrivialParts
 
 FAULTY = os.environ.get("SOAK_FAULT", "") == "all"
-OTHER_AT, DEAD_AFTER_S = 500, 12.0
+OTHER_AT, DEAD_AFTER_S = 400, 18.0
 """The step from which on answers differ, and how long after it the rank dies."""
 
-LEAK_FROM, LEAK_EACH = 120, 10
+LEAK_FROM, LEAK_EACH = 60, 2
 """Requests before descriptors are leaked, and how often."""
 
 

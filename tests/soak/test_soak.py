@@ -80,7 +80,7 @@ def test_a_clean_soak_that_is_interrupted_reports_and_leaves_nothing(model: Path
 
 
 def test_a_changed_answer_a_leak_and_a_dead_rank_are_reported(model: Path, tmp_path: Path) -> None:
-    code, report, printed = soaked(model, tmp_path, 1, "0.5", "all")
+    code, report, printed = soaked(model, tmp_path, 1, "0.8", "all")
     assert code == 1
     found = [(one["what"], one["evidence"]) for one in report["figures"]["violation_list"]]
     texts = "\n".join(f"{what}: {evidence}" for what, evidence in found)
