@@ -104,14 +104,16 @@ class Acceptance:
         raises     BadRequest where a slot isn't bound
         """
         index = self._tempering.index
-        sampled = [row for row, slot in enumerate(slots) if not self.parameters.of(slot).greedy]
+        features = [self.parameters.of(slot) for slot in slots]
+        sampled = [row for row, f in enumerate(features) if f.by_odds]
+        repeats = [row for row, f in enumerate(features) if f.repeats]
         chosen = index([slots[row] for row in sampled])
         first = index([positions[row] for row in sampled])
         temperatures, keys = self.parameters.floats[chosen, TEMPERATURE], self.parameters.ints[chosen, KEY]
-        repeats = [row for row in sampled if self.parameters.of(slots[row]).repeats]
 
         def pick(k: int, z: Tensor) -> Tensor:
-            tokens = greatest(z)[1] if len(sampled) < len(slots) else z.new_empty(len(z), dtype=torch.int64)
+            drawn = len(sampled) + len(repeats)
+            tokens = greatest(z)[1] if drawn < len(slots) else z.new_empty(len(z), dtype=torch.int64)
             u = uniforms(keys, first, Purpose.DRAFT, k)
             done = 0
             for part in self._tempering.parts(sampled):

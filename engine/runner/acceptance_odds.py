@@ -34,8 +34,8 @@ class Judged:
 
     def sampled(self) -> Int:
         """Groups that have rows, and whose drafts are accepted by odds: neither greedy nor repeating."""
-        certain = np.array([f.greedy or f.repeats for f in self.features], bool)
-        return np.flatnonzero(~certain & (self.layout.widths > 0))
+        by_odds = np.array([f.by_odds for f in self.features], bool)
+        return np.flatnonzero(by_odds & (self.layout.widths > 0))
 
     def repeating(self) -> Int:
         """Rows of groups whose tokens are those of plain decoding, whatever was drafted."""

@@ -37,6 +37,11 @@ class Features:
     prompt_logprobs: int
     repeats: bool
 
+    @property
+    def by_odds(self) -> bool:
+        """Whether drafts are accepted by odds; else a draft is accepted where it is the one token to come."""
+        return not (self.greedy or self.repeats)
+
     def edits_logits(self, position: int) -> bool:
         """Whether the token at `position` is chosen from other numbers than the model's own logits."""
         return self.penalised or self.biased or position < self.stop_from

@@ -136,7 +136,7 @@ class Rounds:
         self.speculation.inject(decoding.slots, anchors)
         slots = decoding.slots.tolist()
         choose = self.acceptance.choose(slots, (decoding.lengths + 1).tolist())
-        sampled = any(not self.bindings.parameters.of(slot).greedy for slot in slots)
+        sampled = any(self.bindings.parameters.of(slot).by_odds for slot in slots)
         drafts = self.speculation.draft(decoding.slots, anchors, choose, keep_logits=sampled)
         self.round.receive(Drafted())
         return drafts
