@@ -21,7 +21,7 @@ from engine.actors.health import Health
 from engine.actors.process import Process, log_to_stderr, report_to_stderr
 from engine.actors.shutdown import Shutdown
 from engine.actors.wiring import wiring
-from engine.board import LoadBoard, create
+from engine.board import LoadBoard
 from engine.config import Settings
 from engine.errors import ActorFailed, EngineError
 from engine.front import say_when_compiling, start_front, start_grammars
@@ -29,7 +29,7 @@ from engine.grammar.service import GrammarService
 from engine.http_server import HttpServer, bind
 from engine.lifecycle_box import report
 from engine.lifecycle_launcher import CLEAN, FAILED, REFUSED, Launcher
-from engine.lifecycle_pulse import create as create_pulse
+from engine.lifecycle_pulse import PulseBoard
 from engine.messages import (
     Snapshot,
 )
@@ -65,9 +65,9 @@ def serve(settings: Settings, command: Sequence[str] = RANK_COMMAND) -> int:
 
 
 async def _main(settings: Settings, sock: socket.socket, command: Sequence[str]) -> int:
-    board = create(settings.dp_size) if settings.dp_size > 1 else -1
+    board = LoadBoard.create(settings.dp_size) if settings.dp_size > 1 else -1
     url = f"http://{settings.host}:{sock.getsockname()[1]}"
-    launcher = Launcher(settings, command, url, board, create_pulse(settings.dp_size))
+    launcher = Launcher(settings, command, url, board, PulseBoard.create(settings.dp_size))
     async with anyio.create_task_group() as http:
         try:
             async with anyio.create_task_group() as tasks:

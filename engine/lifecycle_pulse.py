@@ -1,35 +1,20 @@
 """Signs of life of all ranks in shared memory: a slot a rank, written by its loop, read without waiting.
 
-Neither inference, nor a device, nor a lock is needed to read: a rank that is stuck holds up nobody. The file
-has no name, and goes when the last process that holds it ends. Little-endian int64 words:
-
-    header (128 bytes)   magic, version, ranks
-    slot (128 bytes)     sequence, rank, pid, wall clock (us), step began (us, monotonic; 0: none), its budget
-                         (us), steps done, phase of the end, check
-
-A writer makes the sequence odd, writes, and makes it even; the check of all values tells a torn read.
+Neither inference, nor a device, nor a lock is needed to read: a rank that is stuck holds up nobody. A line
+(see shared_lines.py) is: rank, pid, wall clock (us), step began (us, monotonic; 0: none), its budget (us),
+steps done, phase of the end.
 """
 
 from __future__ import annotations
 
-import mmap
 import os
 import time
 from collections.abc import Callable
 
-import numpy as np
-
 from engine.actors.timers import Timers
-from engine.errors import ConfigError
 from engine.messages import Beat, RunStep, StepDone
+from engine.shared_lines import SharedLines
 
-MAGIC = 0x65736C7570
-VERSION = 1
-LINE_BYTES = 128
-WORDS = LINE_BYTES // 8
-FIELDS = 7
-TRIES = 5
-SEED = 0x5DEECE66D
 MICRO = 1_000_000
 
 BEAT_S = 0.25
@@ -39,72 +24,31 @@ PHASES = ("running", "graphs", "caches", "barrier", "groups", "processes")
 """Of a rank's end, in their order; the number of one is its place."""
 
 
-def create(ranks: int) -> int:
-    """The descriptor of a fresh file for so many ranks."""
-    descriptor = os.memfd_create("pulse")
-    os.ftruncate(descriptor, (ranks + 1) * LINE_BYTES)
-    os.pwrite(descriptor, np.array([MAGIC, VERSION, ranks], "<i8").tobytes(), 0)
-    return descriptor
+class PulseBoard(SharedLines):
+    """The file in this process's memory. raises ConfigError"""
 
-
-class PulseBoard:
-    """The file in this process's memory.
-
-    raises  ConfigError where it isn't such a file, or one for another number of ranks
-    """
-
-    def __init__(self, descriptor: int, ranks: int) -> None:
-        size = (ranks + 1) * LINE_BYTES
-        if os.fstat(descriptor).st_size != size:
-            found = os.fstat(descriptor).st_size
-            raise ConfigError(f"the file of signs of life has {found} bytes, but {ranks} ranks need {size}")
-        self.ranks = ranks
-        memory = np.frombuffer(mmap.mmap(descriptor, size), "<i8")
-        self.lines = memory.reshape(ranks + 1, WORDS)
-        header = self.lines[0, :3].tolist()
-        if header != [MAGIC, VERSION, ranks]:
-            raise ConfigError(f"the file begins with {header}, not with {[MAGIC, VERSION, ranks]}")
-
-    def write(self, slot: int, values: tuple[int, ...]) -> None:
-        """Publishes rank, pid, wall, began, budget, done, phase; by one thread of one process alone."""
-        line = self.lines[slot + 1]
-        number = int(line[0]) + 2
-        line[0] = number - 1
-        line[1 : 1 + FIELDS] = values
-        line[1 + FIELDS] = check_of(number, values)
-        line[0] = number
+    NAME, MAGIC, FIELDS, TRIES = "signs of life", 0x65736C7570, 7, 5
 
     def read(self, slot: int, now_s: float) -> Beat | None:
         """The slot's newest sign of life; None where there was none.
 
         now_s  monotonic clock of the host, for the age of a step
         """
-        line = self.lines[slot + 1]
-        for _ in range(TRIES):
-            number, *values, check = line[: 2 + FIELDS].tolist()
-            if number == 0:
-                return None
-            whole = number % 2 == 0 and number == line[0] and check == check_of(number, tuple(values))
-            if whole:
-                rank, pid, wall_us, began_us, budget_us, done, phase = values
-                age_s = now_s - began_us / MICRO if began_us else 0.0
-                budget_s = budget_us / MICRO
-                return Beat(slot, rank, pid, wall_us / MICRO, max(age_s, 0.0), budget_s, done, phase)
-        return Beat(slot, torn=True)
+        found = self.get(slot)
+        if found is None:
+            return Beat(slot, torn=True)
+        number, values = found
+        if number == 0:
+            return None
+        rank, pid, wall_us, began_us, budget_us, done, phase = values
+        age_s = now_s - began_us / MICRO if began_us else 0.0
+        return Beat(slot, rank, pid, wall_us / MICRO, max(age_s, 0.0), budget_us / MICRO, done, phase)
 
     def read_all(self) -> tuple[Beat, ...]:
         """What can be read now."""
         now_s = time.monotonic()
         beats = (self.read(slot, now_s) for slot in range(self.ranks))
         return tuple(beat for beat in beats if beat is not None)
-
-
-def check_of(number: int, values: tuple[int, ...]) -> int:
-    """Tells a torn line from a whole one."""
-    total = number * SEED
-    for place, value in enumerate(values, 3):
-        total += value * place
-    return total & (1 << 62) - 1
 
 
 class Pulse:
@@ -156,7 +100,7 @@ class Pulse:
         if self._board is not None:
             began = self._began_us[0] if self._began_us else 0
             values = (self._rank, self._pid, self._wall_us, began, self._budget_us, self._done, self._phase)
-            self._board.write(self._rank, values)
+            self._board.put(self._rank, *values)
 
 
 def pulse_of(descriptor: int, rank: int, ranks: int, budget_s: float) -> Pulse:

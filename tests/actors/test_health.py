@@ -14,7 +14,7 @@ from engine.actors.health import Health
 from engine.actors.ingress import Ingress
 from engine.actors.submits import URGENT
 from engine.errors import ConfigError, QueueFull
-from engine.lifecycle_pulse import MICRO, Pulse, PulseBoard, create
+from engine.lifecycle_pulse import MICRO, Pulse, PulseBoard
 from engine.messages import Accepted, Drain, Enqueue, Entry, Probe, RankDown, RankUp, Sampling, Vitals
 
 
@@ -38,7 +38,7 @@ class Stage:
 
 @pytest.fixture
 def stage() -> Stage:
-    descriptor = create(2)
+    descriptor = PulseBoard.create(2)
     board = PulseBoard(descriptor, 2)
     health = Health(2, 0.5)
     for rank in range(2):
@@ -65,7 +65,7 @@ def test_missing_duplicate_and_torn_signs_are_told_apart(stage: Stage) -> None:
     assert stage.ask(100.0).faults == ((1, "missing"),)
     stage.pulses[1].beat(100.0)
     assert stage.ask(100.0, ((0, os.getpid()), (1, 1))).faults == ((1, "duplicate"),)
-    stage.board.write(1, (0, os.getpid(), 100 * MICRO, 0, 0, 0, 0))
+    stage.board.put(1, 0, os.getpid(), 100 * MICRO, 0, 0, 0, 0)
     assert {fault for _, fault in stage.ask(100.0).faults} == {"duplicate"}
     stage.pulses[1].beat(100.0)
     stage.board.lines[2, 4] += 1
@@ -111,7 +111,7 @@ def test_each_state_has_its_code() -> None:
 
 def test_a_board_of_another_size_is_refused() -> None:
     with pytest.raises(ConfigError, match="but 3 ranks need"):
-        PulseBoard(create(2), 3)
+        PulseBoard(PulseBoard.create(2), 3)
 
 
 def test_a_read_never_waits_and_takes_microseconds(stage: Stage) -> None:

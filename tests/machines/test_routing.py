@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 from engine.actors.core import Reply
 from engine.actors.ingress import Ingress
 from engine.actors.routing import PREFIX_KEPT, PREFIX_SLACK, REFRESH_S, Budgets, Router, Unit, units_of
-from engine.board import LINE_BYTES, LoadBoard, board_of, create
+from engine.board import LoadBoard, board_of
 from engine.config import PAGE_TOKENS
 from engine.errors import ConfigError
 from engine.messages import Accepted, Enqueue, Entry, RankLoad, RankUp, Sampling
+from engine.shared_lines import LINE_BYTES
 
 
 def unit(tokens: int = 1, route: int = -1, start: int = 0, count: int = 1, salt: str = "") -> Unit:
@@ -165,7 +166,7 @@ def test_limit_and_acceptance_see_the_same_assignment(policy: str) -> None:
 
 
 def test_what_a_rank_publishes_is_read_and_numbered() -> None:
-    file = create(2)
+    file = LoadBoard.create(2)
     writer, reader = LoadBoard(file, 2), LoadBoard(file, 2)
     assert reader.read_all() == ()
     board_of(file, 2).tell(RankLoad(1, 0, 300, 20))
@@ -175,18 +176,18 @@ def test_what_a_rank_publishes_is_read_and_numbered() -> None:
 
 
 def test_a_slot_in_change_or_torn_is_not_believed() -> None:
-    file = create(1)
+    file = LoadBoard.create(1)
     board = LoadBoard(file, 1)
     board.write(0, 7, 7)
-    board._lines[1, 0] += 1
+    board.lines[1, 0] += 1
     assert board.read(0) is None
-    board._lines[1, 0] += 1
+    board.lines[1, 0] += 1
     assert board.read(0) is None
     os.close(file)
 
 
 def test_a_reader_beside_a_busy_writer_sees_only_whole_loads() -> None:
-    file = create(1)
+    file = LoadBoard.create(1)
     writer, reader = LoadBoard(file, 1), LoadBoard(file, 1)
 
     def write() -> None:
@@ -207,7 +208,7 @@ def test_a_reader_beside_a_busy_writer_sees_only_whole_loads() -> None:
 
 
 def test_another_file_is_refused() -> None:
-    file = create(2)
+    file = LoadBoard.create(2)
     with pytest.raises(ConfigError, match=f"has {3 * LINE_BYTES} bytes"):
         LoadBoard(file, 3)
     os.pwrite(file, b"\1", 8)
