@@ -7,14 +7,11 @@ from typing import Any
 
 import pytest
 
-from engine.actors import core
 from engine.actors.grammar import Grammars
 from engine.actors.grammar_keys import GrammarKeys
-from engine.fsm.explore import Explorer
-from engine.fsm.owners import SPECS
-from engine.fsm.search import load_search
 from engine.grammar.cache import GrammarCache, Kept
 from engine.messages import GrammarBuilt
+from tests.search.planting import explored
 
 
 def nothing(self: Any, msg: Any) -> None:
@@ -125,7 +122,4 @@ def test_a_planted_fault_is_noticed_by_its_monitor(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(owner, method, fault)
-    monkeypatch.setattr(core, "_tables", {})  # Compiled tables hold the sound guards and actions.
-    violation = Explorer(load_search(SPECS / "search" / f"{search}.toml")).run().violation
-    assert violation is not None
-    assert monitor in violation.text
+    assert monitor in explored(search, monkeypatch).text

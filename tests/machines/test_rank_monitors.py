@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.actors import core
 from engine.actors import rank as rank_module
 from engine.actors.core import Run
 from engine.actors.holdings import Holdings
@@ -18,9 +17,7 @@ from engine.actors.rank import Rank
 from engine.actors.requests import Requests
 from engine.actors.results import Results
 from engine.actors.schedule import Want, decide
-from engine.fsm.explore import Explorer
-from engine.fsm.owners import SPECS
-from engine.fsm.search import load_search
+from tests.search.planting import explored
 from tests.sim import plants_drafts
 
 Plant = Callable[[pytest.MonkeyPatch], None]
@@ -160,10 +157,7 @@ def says_stop_with_its_old_wants(patch: pytest.MonkeyPatch) -> None:
 )
 def test_the_search_notices(search: str, plant: Plant, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch)
-    monkeypatch.setattr(core, "_tables", {})  # Compiled tables hold the sound guards and actions.
-    violation = Explorer(load_search(SPECS / "search" / f"{search}.toml")).run().violation
-    assert violation is not None
-    assert text in violation.text
+    assert text in explored(search, monkeypatch).text
 
 
 def test_a_want_is_the_seven_values_in_the_order_of_the_exchange() -> None:

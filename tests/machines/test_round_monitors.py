@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.actors import core
 from engine.actors.round import Accepted, Begin, Bind, Committed, Injected, MaskBegun, Round
-from engine.fsm.explore import Explorer, Violation
+from engine.fsm.explore import Explorer
 from engine.fsm.load import spec_named
 from engine.fsm.mutate import drop_rows
 from engine.fsm.owners import SPECS
 from engine.fsm.search import Search, load_search
+from tests.search.planting import explored
 
 SEARCHES = {path.stem: load_search(path) for path in sorted((SPECS / "search").glob("round-*.toml"))}
 DEVICE: Any = next(iter(SEARCHES.values())).cores["device0"]().__class__
@@ -29,13 +29,6 @@ def always(self: Any, msg: Any) -> bool:
 
 def nothing(self: Any, msg: Any) -> None:
     """Does nothing."""
-
-
-def explored(search: Search, monkeypatch: pytest.MonkeyPatch) -> Violation:
-    monkeypatch.setattr(core, "_tables", {})  # Compiled tables hold the sound guards and actions.
-    violation = Explorer(search).run().violation
-    assert violation is not None
-    return violation
 
 
 # ---- faults of the round itself: what the monitors outside notice ----------------------------------

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.actors import core
 from engine.actors.core import Send
 from engine.actors.detok import Detok
 from engine.actors.health import Health
@@ -24,11 +23,11 @@ from engine.actors.release import Release
 from engine.actors.requests import Requests
 from engine.actors.shutdown import Shutdown
 from engine.fsm.check import machine_files
-from engine.fsm.explore import Explorer
 from engine.fsm.load import load
 from engine.fsm.owners import SPECS
 from engine.fsm.search import load_search
 from engine.messages import CloseServer
+from tests.search.planting import explored
 
 TESTS = Path(__file__).parents[1]
 
@@ -143,10 +142,7 @@ def test_a_planted_fault_is_noticed_by_its_monitor(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(owner, method, fault)
-    monkeypatch.setattr(core, "_tables", {})  # Compiled tables hold the sound guards and actions.
-    violation = Explorer(load_search(SPECS / "search" / f"{search}.toml")).run().violation
-    assert violation is not None
-    assert monitor in violation.text
+    assert monitor in explored(search, monkeypatch).text
 
 
 def test_every_monitor_is_broken_by_a_planted_fault() -> None:

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from engine.actors import core
 from engine.actors.core import Reply
 from engine.actors.grammar_pipeline import (
     Arrived,
@@ -22,9 +21,9 @@ from engine.actors.grammar_pipeline import (
     Traversed,
 )
 from engine.errors import Unexpected
-from engine.fsm.explore import Explorer
 from engine.fsm.owners import SPECS
 from engine.fsm.search import load_search
+from tests.search.planting import explored
 
 SEARCHES = {path.stem: load_search(path) for path in sorted((SPECS / "search").glob("masks-*.toml"))}
 
@@ -108,16 +107,12 @@ FAULTS: list[tuple[str, str, Callable[..., Any], str]] = [
 def test_a_fault_is_noticed(
     search: str, method: str, fault: Callable[..., Any], monitor: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(core, "_tables", {})  # Compiled tables hold the sound guards and actions.
     monkeypatch.setattr(GrammarPipeline, method, fault)
-    violation = Explorer(SEARCHES[search]).run().violation
-    assert violation is not None
-    assert monitor in violation.text
+    assert monitor in explored(SEARCHES[search], monkeypatch).text
 
 
 def test_masks_without_the_barrier_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """I1: the step's masks are made while tokens of the step before are still owed."""
-    monkeypatch.setattr(core, "_tables", {})
     monkeypatch.setattr(GrammarPipeline, "reaches_the_anchors", always)
     advance = GrammarPipeline.advance
 
@@ -126,9 +121,7 @@ def test_masks_without_the_barrier_are_noticed(monkeypatch: pytest.MonkeyPatch) 
             advance(self, msg)
 
     monkeypatch.setattr(GrammarPipeline, "advance", late)
-    violation = Explorer(SEARCHES["masks-race"]).run().violation
-    assert violation is not None
-    assert "I1" in violation.text
+    assert "I1" in explored(SEARCHES["masks-race"], monkeypatch).text
 
 
 def stepped(tokens: tuple[int, ...] = (7, 8)) -> GrammarPipeline:
