@@ -13,10 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from training.attention import CHUNK, HIDDEN, Attention, Norm, rms, rotate, rotation_tables
-from training.experts import Experts
+from training.attention import CHUNK, HIDDEN, Norm, rms, rotate, rotation_tables
 from training.geometry import Geometry
-from training.model import MAX_LENGTH, Model, StreamMix, head_collapse, spread
+from training.model import MAX_LENGTH, Model, SubBlocks, head_collapse, spread
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,18 +63,11 @@ class Blocks:
         return self.anchors[..., None] + torch.arange(block, device=self.anchors.device)
 
 
-class Stage(nn.Module):
+class Stage(SubBlocks):
     """One V4 layer over block rows, whose attention also sees the projected context."""
 
     def __init__(self, geometry: Geometry, index: int) -> None:
-        super().__init__()
-        g = geometry
-        self.attn_norm = Norm(g.hidden_size, g.rms_norm_eps)
-        self.ffn_norm = Norm(g.hidden_size, g.rms_norm_eps)
-        self.hc_attn = StreamMix(g, 2 * index)
-        self.hc_ffn = StreamMix(g, 2 * index + 1)
-        self.attn = Attention(g, 0)
-        self.ffn = Experts(g, False)
+        super().__init__(geometry, index, 0, False)
 
     def latents(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """Keys, which are also the values, of x [..., H]; tables fit the leading axes."""
@@ -106,12 +98,6 @@ class Stage(nn.Module):
         out = attend_block(q, latents, keys, visible, self.attn.attn_sink)
         mixed = self.attn._project(out[None], *own)[0]
         return spread(mixed, streams, post, comb)
-
-    def expert_half(self, streams: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Streams after the experts, and their loads."""
-        u, post, comb = self.hc_ffn.collapse(streams)
-        out, load = self.ffn(self.ffn_norm(u), ids)
-        return spread(out, streams, post, comb), load
 
 
 def attend_block(q: Tensor, own: Tensor, keys: Tensor, visible: Tensor, sink: Tensor) -> Tensor:

@@ -51,18 +51,34 @@ def spread(output: Tensor, streams: Tensor, post: Tensor, comb: Tensor) -> Tenso
     return (post[..., None] * output.float()[:, None] + mixed).to(streams.dtype)
 
 
-class Layer(nn.Module):
-    """Attention and experts, each between a collapse and a spread of the streams."""
+class SubBlocks(nn.Module):
+    """Attention and experts, each between a collapse and a spread of the streams.
 
-    def __init__(self, geometry: Geometry, index: int) -> None:
+    index  of the layer or stage    ratio  of its compressor    hashed  experts are chosen by the token
+    """
+
+    def __init__(self, geometry: Geometry, index: int, ratio: int, hashed: bool) -> None:
         super().__init__()
         g = geometry
         self.attn_norm = Norm(g.hidden_size, g.rms_norm_eps)
         self.ffn_norm = Norm(g.hidden_size, g.rms_norm_eps)
         self.hc_attn = StreamMix(g, 2 * index)
         self.hc_ffn = StreamMix(g, 2 * index + 1)
-        self.attn = Attention(g, g.compress_ratios[index])
-        self.ffn = Experts(g, index < g.num_hash_layers)
+        self.attn = Attention(g, ratio)
+        self.ffn = Experts(g, hashed)
+
+    def expert_half(self, streams: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Streams after the experts, and their loads."""
+        u, post, comb = self.hc_ffn.collapse(streams)
+        out, load = self.ffn(self.ffn_norm(u), ids.flatten())
+        return spread(out, streams, post, comb), load
+
+
+class Layer(SubBlocks):
+    """A layer of the backbone, over whole rows."""
+
+    def __init__(self, geometry: Geometry, index: int) -> None:
+        super().__init__(geometry, index, geometry.compress_ratios[index], index < geometry.num_hash_layers)
 
     def forward(
         self, streams: Tensor, ids: Tensor, tables: dict[str, Tensor], indexed: bool, selecting: Tensor
@@ -79,12 +95,6 @@ class Layer(nn.Module):
         u, post, comb = self.hc_attn.collapse(streams)
         out, index_loss = self.attn(self.attn_norm(u).view(*ids.shape, -1), tables, indexed, selecting)
         return spread(out.flatten(0, 1), streams, post, comb), index_loss
-
-    def expert_half(self, streams: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Streams after the experts, and their loads."""
-        u, post, comb = self.hc_ffn.collapse(streams)
-        out, load = self.ffn(self.ffn_norm(u), ids.flatten())
-        return spread(out, streams, post, comb), load
 
 
 def head_collapse(streams: Tensor, fn: Tensor, base: Tensor, scale: Tensor, geometry: Geometry) -> Tensor:
