@@ -46,7 +46,6 @@ class MarkovHead:
 
     def __init__(self, ops: TorchOps, weights: MarkovWeights) -> None:
         self.ops, self.weights = ops, weights
-        self.needs_hidden = weights.kind != "vanilla"
 
     def start(self, requests: int) -> Tensor:
         """The state before the first position."""

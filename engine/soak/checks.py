@@ -125,11 +125,7 @@ def with_usage(choices: tuple[Choice, ...], usage: dict[str, Any]) -> Reply:
     prompt, completion = usage["prompt_tokens"], usage["completion_tokens"]
     if prompt + completion != usage["total_tokens"]:
         raise Malformed(f"{prompt} + {completion} tokens are not {usage['total_tokens']}")
-    drafts = usage.get("completion_tokens_details") or {}
-    accepted = drafts.get("accepted_prediction_tokens", 0)
-    return Reply(
-        choices, prompt, completion, accepted=accepted, rejected=drafts.get("rejected_prediction_tokens", 0)
-    )
+    return Reply(choices, prompt, completion)
 
 
 def streamed(item: Item, answer: Answer) -> Reply:

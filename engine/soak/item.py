@@ -32,8 +32,6 @@ class Reply:
     prompt_tokens: int
     completion_tokens: int
     rank: int = -1
-    accepted: int = 0
-    rejected: int = 0
 
 
 Check = Callable[[Reply], list[str]]

@@ -49,7 +49,6 @@ class Ledger:
         self.refused_busy = 0
         self.accepted = self.prompt_tokens = self.completion_tokens = 0
         self.left_completions = self.left_tokens = self.left_prompt_tokens = 0
-        self.drafts_accepted = self.drafts_rejected = 0
         self.latencies_s: list[float] = []
         self.firsts_s: list[float] = []
         self.violations: list[Violation] = []
@@ -96,8 +95,6 @@ class Ledger:
             self.accepted += len(reply.choices)
             self.prompt_tokens += reply.prompt_tokens
             self.completion_tokens += reply.completion_tokens
-            self.drafts_accepted += reply.accepted
-            self.drafts_rejected += reply.rejected
             self.latencies_s.append(answer.whole_s)
             if item.streamed:
                 self.firsts_s.append(answer.first_s)

@@ -60,11 +60,6 @@ def minus(left: Ranges, right: Ranges) -> Ranges:
     return intersect(left, complement(right))
 
 
-def contains(ranges: Ranges, point: int) -> bool:
-    """Whether a code point is in the set."""
-    return any(low <= point <= high for low, high in ranges)
-
-
 def of(text: str) -> Ranges:
     """The characters of a text."""
     return normal((ord(character), ord(character)) for character in text)

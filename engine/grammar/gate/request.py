@@ -9,7 +9,7 @@ from typing import Any
 from engine.grammar.gate.automaton import bounded_work
 from engine.grammar.gate.ebnf import ebnf_grammar
 from engine.grammar.gate.jsontext import LIMITS, Limits
-from engine.grammar.gate.layout import LAYOUTS, Whitespace
+from engine.grammar.gate.layout import Whitespace
 from engine.grammar.gate.refusals import GrammarRefused
 from engine.grammar.gate.schema import object_grammar, schema_grammar
 from engine.grammar.gate.tags import tag_grammar
@@ -156,7 +156,3 @@ def _structured_outputs(value: Any, param: str, policy: GatePolicy) -> Wish:
         raise GrammarRefused(f"{len(given)} kinds are given; give one of {', '.join(_INNER)}", "", param)
     ((name, one),) = given.items()
     return _INNER[name], one, f"/{name}", whitespace
-
-
-WHITESPACE: tuple[str, ...] = tuple(LAYOUTS)
-"""Names of the white space policies."""
