@@ -66,6 +66,9 @@ class GrammarSeries(Collector):
             )
         errors = {kind: counters.disk_errors[kind] for kind in DISK_ERRORS}
         yield self._counter("grammar_disk_errors", "faults of the store", "kind", errors)
+        yield self._counter(
+            "grammar_disk_pruned", "entries that left the store for others", "", {"": counters.disk_pruned}
+        )
         ends = {cause: counters.worker_ends[cause] for cause in WORKER_ENDS}
         yield self._counter("grammar_worker_ends", "ends of compile workers", "cause", ends)
         yield from self._gauges(service)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from prometheus_client.core import CounterMetricFamily, Metric, SummaryMetricFamily
 from prometheus_client.registry import Collector
@@ -18,26 +18,33 @@ COUNTED = {
 }
 """Name -> (help, label, its values)."""
 
-SECONDS = "dspark_grammar_seconds"
+OWN = "dspark_grammar_"
+SECONDS = OWN + "seconds"
 
 
 class RankGrammarSeries(Collector):
-    """Collector over the newest snapshot of every rank. Totals begin with a rank's process."""
+    """Collector over the snapshots of every rank. A rank counts from 0; the totals here go on over its end."""
 
     def __init__(self, prefix: str, model_name: str, ranks: int) -> None:
         self._prefix = prefix
         self._labels = [(model_name, "unified", str(rank), "0", "0", "0") for rank in range(ranks)]
-        self._figures: list[Mapping[str, float]] = [{} for _ in range(ranks)]
+        self._totals: list[dict[str, float]] = [{} for _ in range(ranks)]
+        self._counted: list[dict[str, float]] = [{} for _ in range(ranks)]
 
     def note(self, msg: Snapshot) -> None:
-        """A rank's figures by name."""
-        self._figures[msg.rank] = msg.counters
+        """A rank's figures by name; one that is less than before is of another process."""
+        totals, counted = self._totals[msg.rank], self._counted[msg.rank]
+        for name, figure in msg.counters.items():
+            if name.startswith(OWN):
+                before = counted.get(name, 0.0)
+                totals[name] = totals.get(name, 0.0) + (figure - before if figure >= before else figure)
+                counted[name] = figure
 
     def collect(self) -> Iterator[Metric]:
         """The series as they are now."""
         for name, (say, label, values) in COUNTED.items():
             family = CounterMetricFamily(self._prefix + name, say, labels=[*LABELS, label])
-            for labels, figures in zip(self._labels, self._figures, strict=True):
+            for labels, figures in zip(self._labels, self._totals, strict=True):
                 for value in values:
                     total = figures.get(f'{name}_total{{{label}="{value}"}}', 0.0)
                     family.add_metric([*labels, value], total)
@@ -45,7 +52,7 @@ class RankGrammarSeries(Collector):
         summary = SummaryMetricFamily(
             self._prefix + SECONDS, "parts of a step's masks", labels=[*LABELS, "phase"]
         )
-        for labels, figures in zip(self._labels, self._figures, strict=True):
+        for labels, figures in zip(self._labels, self._totals, strict=True):
             for phase in PHASES:
                 count = figures.get(f'{SECONDS}_count{{phase="{phase}"}}', 0.0)
                 total = figures.get(f'{SECONDS}_sum{{phase="{phase}"}}', 0.0)

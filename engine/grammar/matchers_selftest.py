@@ -103,7 +103,9 @@ def one_by_one(chain: Chain, words: Vocabulary) -> tuple[NDArray[np.int32], NDAr
     accepted = 0
     for row in range(chain.root, len(chain.ids)):
         if row > chain.root:
-            if not handle.accept_token(int(chain.ids[row]), False):
+            token = int(chain.ids[row])
+            # The library refuses an id outside the vocabulary, too, but writes a line of its own to stderr.
+            if not 0 <= token < words.size or not handle.accept_token(token, False):
                 break
             accepted += 1
         if handle.is_terminated():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from engine.grammar.pipeline_counters import PipelineCounters
+from engine.grammar.worker_job import Finished
 from engine.grammar_metrics import DISK_ERRORS, PHASES
 from engine.messages import Snapshot
 from engine.metrics import Metrics
@@ -23,6 +24,7 @@ NAMED = (
     "grammar_cache_entries",
     "grammar_inflight",
     "grammar_disk_cache_bytes",
+    "grammar_disk_pruned_total",
     "num_so_requests_total",
     "grammar_wait_seconds_count",
 )
@@ -75,6 +77,20 @@ def test_a_ranks_masks_are_told_as_the_rank_counts_them() -> None:
     assert of_rank(0, "dspark_grammar_batches_total", outcome="complete") == 0
 
 
+def test_totals_of_masks_go_on_where_a_rank_begins_to_count_again() -> None:
+    metrics, name = fresh(), "dspark_grammar_rows_total"
+    told = []
+    for masked in (5, 8, 2, 3):
+        counters = PipelineCounters()
+        counters.rows["masked"] = masked
+        metrics.snapshot(Snapshot(0, 1.0, "running", 0, 0, 0, 0, 0, 0, counters.figures()))
+        metrics.snapshot(Snapshot(0, 1.0, "running", 0, 0, 0, 0, 0, 0, {}))
+        told += [
+            value for one, value in lines_of(metrics).items() if name in one and 'outcome="masked"' in one
+        ]
+    assert told == [5, 8, 10, 11]
+
+
 async def test_the_series_follow_the_service() -> None:
     async with constrained(says("abc")) as found:
         for _ in range(3):
@@ -86,6 +102,8 @@ async def test_the_series_follow_the_service() -> None:
             assert figures[f"sglang:{bare}{{{labels}}}"] == value, name
         assert figures['sglang:num_grammar_cache_hit_total{model_name="nano"}'] == 2
         assert figures['sglang:grammar_compilation_time_seconds_count{model_name="nano"}'] == 1
+        service.counters.note(Finished(pruned=3))
+        assert lines_of(found.made.metrics)['sglang:grammar_disk_pruned_total{model_name="nano"}'] == 3
         version = [name for name in figures if "grammar_backend_info" in name]
         assert len(version) == 1
         assert figures[version[0]] == 1
