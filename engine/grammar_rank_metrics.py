@@ -23,7 +23,7 @@ SECONDS = OWN + "seconds"
 
 
 class RankGrammarSeries(Collector):
-    """Collector over the snapshots of every rank. A rank counts from 0; the totals here go on over its end."""
+    """Collector over the ranks' snapshots. A rank counts from 0; the totals here go on over its end."""
 
     def __init__(self, prefix: str, model_name: str, ranks: int) -> None:
         self._prefix = prefix

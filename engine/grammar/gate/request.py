@@ -47,6 +47,9 @@ FIELDS = (
 )
 """Fields that are read; all others are left alone."""
 
+FORMATS = ("text", "json_object", "json_schema", "structural_tag")
+"""Types of a `response_format`; no schema has one of them as its `type`."""
+
 _SAME = {
     "guided_json": "json_schema",
     "guided_regex": "regex",
@@ -128,8 +131,7 @@ def _response_format(value: Any, param: str, policy: GatePolicy) -> Wish:
     if kind == "structural_tag":
         return "structural_tag", value, "", policy.whitespace
     if kind != "json_schema":
-        known = "text, json_object, json_schema, structural_tag"
-        raise GrammarRefused(f"the type {str(kind)[:40]!r} is none of {known}", "/type", param)
+        raise GrammarRefused(f"the type {str(kind)[:40]!r} is none of {', '.join(FORMATS)}", "/type", param)
     inner = value.get("json_schema")
     if not isinstance(inner, dict) or inner.get("schema", inner.get("schema_")) is None:
         raise GrammarRefused("a schema is missing", "/json_schema/schema", param)

@@ -1,6 +1,6 @@
-"""What the server's workers compile for the shipped model is what its ranks load: compiled, and from the store.
+"""What the server's workers compile for the shipped model is what its ranks load, from the store too.
 
-The marker of tool calls is matched by its id. A side that takes it for one more special token gives other masks.
+The marker of tool calls is matched by its id. Who takes it for one more special token gets other masks.
 """
 
 from __future__ import annotations
