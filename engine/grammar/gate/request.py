@@ -94,11 +94,10 @@ def parse_request(
 
 def _make(kind: str, value: Any, policy: GatePolicy, whitespace: Whitespace) -> GrammarKey:
     limits = policy.limits
-    if kind == "json_object":
+    if kind == "json_object" or (kind == "json_schema" and value == ANY_JSON):
         return object_grammar(whitespace=whitespace)
     if kind == "json_schema":
-        schema: Any = {"type": "object"} if value == ANY_JSON else value
-        return schema_grammar(schema, whitespace=whitespace, open_objects=policy.open_objects, limits=limits)
+        return schema_grammar(value, whitespace=whitespace, open_objects=policy.open_objects, limits=limits)
     if kind == "structural_tag":
         return tag_grammar(value, whitespace=whitespace, open_objects=policy.open_objects, limits=limits)
     makers: dict[str, Callable[[Any, Limits], GrammarKey]] = {

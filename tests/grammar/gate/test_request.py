@@ -9,6 +9,8 @@ import pytest
 
 from engine.errors import BadRequest
 from engine.grammar.gate import GatePolicy, GrammarRefused, parse_request
+from engine.grammar.gate.layout import Whitespace
+from engine.grammar.gate.schema import OBJECT_LEVELS
 from engine.grammar.key import GrammarKey
 from tests.grammar.gate.oracle import accepts, compiled
 
@@ -56,7 +58,7 @@ ASKED: dict[str, tuple[dict[str, Any], str, str, str]] = {
         "<x>1</x>",
     ),
     "schema text": ({"json_schema": json.dumps(SCHEMA)}, "json_schema", '{"a": 1}', "{}"),
-    "any schema": ({"json_schema": "$$ANY$$"}, "json_schema", '{"b": 1}', "1"),
+    "any schema": ({"json_schema": "$$ANY$$"}, "json_object", '{"b": 1}', "1"),
     "regex": ({"regex": "[0-9]+"}, "regex", "12", "1x"),
     "ebnf": ({"ebnf": EBNF}, "ebnf", "a", "c"),
     "tag": ({"structural_tag": json.dumps(TAG)}, "structural_tag", '<x>{"a": 1}</x>', '<x>{"a": "1"}</x>'),
@@ -86,6 +88,21 @@ def test_every_spelling_is_understood(name: str) -> None:
     grammar = compiled(key)
     assert accepts(grammar, yes)
     assert not accepts(grammar, no)
+
+
+@pytest.mark.parametrize("whitespace", ["none", "compact", "flexible"])
+def test_json_mode_ends_at_its_deepest_level(whitespace: Whitespace) -> None:
+    key = parse_request({"response_format": {"type": "json_object"}}, GatePolicy(whitespace=whitespace))
+    assert key is not None
+    grammar = compiled(key)
+    for opens, closes in (("[", "]"), ('{"a":', "}"), ('{"a":[', "]}")):
+        size = len(opens.replace('"a":', ""))
+        for levels in range(2, OBJECT_LEVELS + 3):
+            text = opens * ((levels - 1) // size) + "1" + closes * ((levels - 1) // size)
+            depth = 1 + (levels - 1) // size * size
+            assert accepts(grammar, '{"x":' + text + "}") == (depth <= OBJECT_LEVELS), depth
+            if depth == OBJECT_LEVELS:
+                assert not accepts(grammar, '{"x":' + text.replace("1", "{}") + "}")
 
 
 @pytest.mark.parametrize(
