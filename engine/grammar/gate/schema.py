@@ -18,8 +18,8 @@ MAX_GRAMMAR_CHARS = 500_000
 
 OBJECT_LEVELS = 32
 """Objects and arrays in one another that JSON mode writes. Without an end a model that opens brackets goes on
-for ever, and parsers refuse what it wrote: the strictest common ones read 64 levels. Each level is rules of its
-own: over 129,280 tokens 32 of them compile in 0.3 s, 64 in 0.9 s."""
+for ever, and parsers refuse what it wrote: the strictest common ones read 64 levels. Each level has rules of
+its own: over 129,280 tokens 32 of them compile in 0.3 s, 64 in 0.9 s."""
 
 
 def schema_grammar(
