@@ -15,10 +15,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from engine.errors import ShapeMismatch
+from engine.model.expert_weights import MoeWeights
 from engine.model.invariant import in_order
 from engine.model.ops import TorchOps
+from engine.model.quantised import Weight, plain
 from engine.model.step import Keys
-from engine.model.weights import HeadWeights, MhcWeights, MoeWeights
+from engine.model.weights import HeadWeights, MhcWeights
 from engine.native import level, load
 
 PANEL, LANES = 32, 16
@@ -42,6 +44,7 @@ class Packed:
 class CpuOps(TorchOps):
     """Kernels of this processor's level. Tensors are float32, contiguous, on the CPU."""
 
+    name = "native"
     row_invariant = True
 
     def __init__(self) -> None:
@@ -49,8 +52,9 @@ class CpuOps(TorchOps):
         self.kernels = load(self.level)
         self._packed: dict[int, tuple[weakref.ref[Tensor], Packed]] = {}
 
-    def packed(self, weight: Tensor) -> Packed:
+    def packed(self, weight: Weight) -> Packed:
         """`weight` [n, k] or [groups, n, k] packed; made once for each weight tensor."""
+        weight = plain(weight)
         known = self._packed.get(id(weight))
         if known is not None and known[0]() is weight:
             return known[1]
@@ -75,14 +79,15 @@ class CpuOps(TorchOps):
         self.kernels.gemm(out.data_ptr(), out.stride(0), x.data_ptr(), packed.k, *packed.of(0), rows)
         return out
 
-    def linear(self, x: Tensor, weight: Tensor) -> Tensor:
+    def linear(self, x: Tensor, weight: Weight) -> Tensor:
         packed = self.packed(weight)
         return self._gemm(torch.empty(x.shape[0], packed.n), x.contiguous(), packed)
 
     def linear_to(self, x: Tensor, weight: Tensor, bias: Tensor, out: Tensor) -> None:
         torch.add(self.linear(x, weight), bias, out=out)
 
-    def group_linear(self, x: Tensor, weight: Tensor) -> Tensor:
+    def group_linear(self, x: Tensor, weight: Weight) -> Tensor:
+        weight = plain(weight)
         groups, rank, width = weight.shape
         packed, rows = self.packed(weight), x.numel() // (groups * width)
         x = x.contiguous()
@@ -218,7 +223,7 @@ class CpuOps(TorchOps):
 
     def experts(self, x: Tensor, ids: Tensor, weights: Tensor, moe: MoeWeights, limit: float) -> Tensor:
         rows, choices = ids.shape
-        up, down = self.packed(moe.w13), self.packed(moe.w2)
+        up, down = self.packed(moe.floats.w13), self.packed(moe.floats.w2)
         if up.bf16 != down.bf16:
             raise ShapeMismatch("an expert's matrices are packed differently: one isn't exact in bfloat16")
         x, ids, weights = x.contiguous(), ids.contiguous(), weights.contiguous()

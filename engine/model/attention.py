@@ -110,6 +110,8 @@ def _index_scores(
     q = ops.linear(lora, weights.wq_b).view(-1, config.index_n_heads, config.index_head_dim)
     ops.rotate(q, turns)
     q = step.rounding.index(q).view(-1, block.width, *q.shape[1:])
-    head_weights = ops.linear(x.float(), weights.head_weights).view(-1, block.width, config.index_n_heads)
+    head_weights = ops.project(x, weights.head_weights).view(-1, block.width, config.index_n_heads)
+    if weights.factor != 1.0:
+        head_weights = head_weights * weights.factor
     assert step.cache.index is not None
     return ops.index_scores(q, head_weights, Keys(step.cache.index, block.c4_rows, block.c4_bias))

@@ -97,7 +97,7 @@ class DSparkDrafter:
         """From hidden [gamma, B, H]: one token after the other, each biased by the one before it."""
         count, ops = anchors.shape[0], self.ops
         normed = ops.rms_norm(hidden.flatten(0, 1), self.head.norm, self.config.rms_norm_eps)
-        logits = ops.linear(normed.float(), self.head.head).view(self.block, count, -1)
+        logits = ops.project(normed, self.head.head).view(self.block, count, -1)
         hidden, state, previous = hidden.float(), self.markov.start(count), anchors
         chosen: list[Tensor] = []
         seen: list[Tensor] = []

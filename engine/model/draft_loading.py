@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import torch
-from torch import Tensor
-
 from engine.errors import CheckpointError, ConfigError
 from engine.model.config import ModelConfig
 from engine.model.draft import Drafter
@@ -15,25 +12,26 @@ from engine.model.draft_weights import dspark_weights
 from engine.model.layout import sniff_layout
 from engine.model.model import DeepseekV4
 from engine.model.mtp import ClassicDrafter, classic_weights
+from engine.model.quantised import Stored
+from engine.model.taker import Taker
 from engine.model.tensor_specs import Draft
-from engine.model.weights import Taker
 
 
 class _Counted(Taker):
     """A Taker that knows what was taken."""
 
-    def __init__(self, weights: Mapping[str, Tensor], device: torch.device, dtype: torch.dtype) -> None:
-        super().__init__(weights, device, dtype)
+    def __init__(self, weights: Mapping[str, Stored], model: DeepseekV4) -> None:
+        super().__init__(weights, model.device, model.dtype, keeps=model.ops.keeps)
         self.taken: set[str] = set()
 
-    def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
-        """As Taker.take."""
+    def stored(self, name: str, shape: tuple[int, ...]) -> Stored:
+        """As Taker.stored."""
         self.taken.add(name)
-        return super().take(name, shape, dtype)
+        return super().stored(name, shape)
 
 
 def load_drafter(
-    config: ModelConfig, weights: Mapping[str, Tensor], model: DeepseekV4, *, block: int = 0
+    config: ModelConfig, weights: Mapping[str, Stored], model: DeepseekV4, *, block: int = 0
 ) -> Drafter:
     """The drafter of a checkpoint, beside its target.
 
@@ -42,12 +40,12 @@ def load_drafter(
     raises   ConfigError where draft and target don't fit; CheckpointError for a tensor that is missing,
              misshapen or of no use
     """
-    stored = {name: tensor for name, tensor in weights.items() if name.startswith("mtp.")}
+    stored = [name for name in weights if name.startswith("mtp.")]
     layout = sniff_layout(config, dict.fromkeys(stored, "F32"))
     if layout.draft is Draft.NONE:
         raise CheckpointError("speculation needs a draft, but the checkpoint has no mtp.* tensor")
     _check_target(config, model)
-    taker = _Counted(stored, model.device, model.dtype)
+    taker = _Counted(weights, model)
     if layout.draft is Draft.DSPARK:
         drafter: Drafter = DSparkDrafter(
             config, dspark_weights(config, taker, layout.stages, model.head.head), model, block
@@ -56,7 +54,7 @@ def load_drafter(
         if layout.stages != 1:
             raise CheckpointError(f"mtp.* holds {layout.stages} classic modules; drafting takes 1")
         drafter = ClassicDrafter(config, classic_weights(config, taker, model.head.head), model, block)
-    if unused := sorted(stored.keys() - taker.taken):
+    if unused := sorted(set(stored) - taker.taken):
         raise CheckpointError(f"{unused[0]} is of no use to the draft ({len(unused)} such tensors)")
     return drafter
 

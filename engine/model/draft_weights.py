@@ -12,8 +12,10 @@ from engine.model.config import ModelConfig
 from engine.model.draft_layout import draft_geometry
 from engine.model.fields import DSparkConfig
 from engine.model.markov import MarkovWeights
+from engine.model.quantised import Weight, joined, rows_of
 from engine.model.share import Share
-from engine.model.weights import HeadWeights, LayerWeights, Taker, block_weights
+from engine.model.taker import Taker
+from engine.model.weights import HeadWeights, LayerWeights, block_weights
 
 
 @dataclass(frozen=True)
@@ -23,9 +25,9 @@ class Injection:
     wkv [stages * D, H], all stages' projections; kv_norm [stages, D] float32
     """
 
-    main_proj: Tensor
+    main_proj: Weight
     main_norm: Tensor
-    wkv: Tensor
+    wkv: Weight
     kv_norm: Tensor
 
 
@@ -68,10 +70,11 @@ def dspark_weights(config: ModelConfig, taker: Taker, stages: int, head: Tensor)
     own, last = draft_geometry(config), f"mtp.{stages - 1}"
     layers = stage_weights(own, taker, stages)
     hidden, taps = config.hidden_size, len(dspark.target_layer_ids)
+    lora, wide = config.q_lora_rank, config.head_dim
     injection = Injection(
-        taker.take("mtp.0.main_proj.weight", (hidden, taps * hidden)),
+        taker.matrix("mtp.0.main_proj.weight", (hidden, taps * hidden)),
         taker.fp32("mtp.0.main_norm.weight", hidden),
-        torch.cat([layer.attention.w_in[config.q_lora_rank :] for layer in layers]),
+        joined([rows_of(layer.attention.w_in, lora, lora + wide) for layer in layers]),
         torch.stack([layer.attention.kv_norm for layer in layers]),
     )
     return DSparkWeights(

@@ -13,9 +13,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from engine.model.expert_weights import MoeWeights
 from engine.model.ops import TorchOps
+from engine.model.quantised import Weight
 from engine.model.step import Keys
-from engine.model.weights import HeadWeights, MhcWeights, MoeWeights
+from engine.model.weights import HeadWeights, MhcWeights
 
 ROW_TILE = 32
 KEY_TILE = 64
@@ -47,10 +49,11 @@ def in_order(rows: Tensor) -> Tensor:
 class TileOps(TorchOps):
     """TorchOps whose rows are independent, bit for bit."""
 
+    name = "torch in tiles"
     row_tile = ROW_TILE
     row_invariant = True
 
-    def linear(self, x: Tensor, weight: Tensor) -> Tensor:
+    def linear(self, x: Tensor, weight: Weight) -> Tensor:
         """As TorchOps.linear, in tiles."""
         plain = super().linear
         return tiled(lambda rows: plain(rows.contiguous(), weight), x)
@@ -59,7 +62,7 @@ class TileOps(TorchOps):
         """As TorchOps.linear_to, in tiles."""
         out.copy_(self.linear(x.float(), weight) + bias)
 
-    def group_linear(self, x: Tensor, weight: Tensor) -> Tensor:
+    def group_linear(self, x: Tensor, weight: Weight) -> Tensor:
         """As TorchOps.group_linear, in tiles."""
         plain = super().group_linear
         return tiled(lambda rows: plain(rows, weight), x)
@@ -164,15 +167,16 @@ class TileOps(TorchOps):
 
     def expert_rows(self, x: Tensor, ids: Tensor, weights: Tensor, moe: MoeWeights, limit: float) -> Tensor:
         """As TorchOps.expert_rows: every expert on every tile, unchosen ones with weight 0."""
-        held = moe.w13.shape[0]
+        w13, w2 = moe.floats.w13, moe.floats.w2
+        held = w13.shape[0]
 
         def of_rows(rows: Tensor, own_ids: Tensor, own_weights: Tensor) -> Tensor:
             known = torch.where((own_ids < 0) | (own_ids >= held), held, own_ids)
             spread = torch.zeros(rows.shape[0], held + 1, device=rows.device).scatter_(1, known, own_weights)
             every = rows.unsqueeze(0).expand(held, -1, -1)
-            inner = torch.bmm(every, moe.w13.transpose(1, 2))
+            inner = torch.bmm(every, w13.transpose(1, 2))
             act = self.swiglu(inner, limit) * spread[:, :held].t().unsqueeze(2)
-            out = F.pad(torch.bmm(act.to(rows.dtype), moe.w2.transpose(1, 2)), (0, 0, 0, 0, 0, 1))
+            out = F.pad(torch.bmm(act.to(rows.dtype), w2.transpose(1, 2)), (0, 0, 0, 0, 0, 1))
             return out[known, torch.arange(rows.shape[0], device=rows.device).unsqueeze(1)]
 
         return tiled(of_rows, x, ids, weights)

@@ -15,11 +15,13 @@ from engine.model.groups import ALONE, Groups
 from engine.model.invariant import TileOps
 from engine.model.ops import TorchOps
 from engine.model.parallel import ExpertRows, Experts, Head, LocalExperts, LocalHead, SplitHead, SpreadExperts
+from engine.model.quantised import Stored
 from engine.model.rope import compressed_frequencies, plain_frequencies, turns
 from engine.model.rounding import KVRounding, Rounding
 from engine.model.share import share_of
 from engine.model.step import LayerCache, Pending, StepRows, Turns
-from engine.model.weights import LayerWeights, Taker, head_weights, layer_weights
+from engine.model.taker import Taker
+from engine.model.weights import LayerWeights, head_weights, layer_weights
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,7 @@ class Layer:
 class DeepseekV4:
     """The backbone.
 
-    weights        tensors under DeepSeek's names, experts one by one, already dequantised
+    weights        what the loader gives under DeepSeek's names, experts one by one
     deterministic  a row's bits don't depend on its neighbours: each query gathers its own keys, in order
     kv_rounding    "simulated" rounds what is cached as a quantised cache would
     ops            the kernel set; None: plain torch
@@ -86,7 +88,7 @@ class DeepseekV4:
     def __init__(
         self,
         config: ModelConfig,
-        weights: Mapping[str, Tensor],
+        weights: Mapping[str, Stored],
         *,
         device: str | torch.device,
         dtype: torch.dtype,
@@ -104,7 +106,7 @@ class DeepseekV4:
             )
         self.single_rows, self.row_tile = deterministic, self.ops.row_tile
         self.rounding = Rounding(config, kv_rounding, self.device)
-        taker = Taker(weights, self.device, dtype)
+        taker = Taker(weights, self.device, dtype, keeps=self.ops.keeps)
         share = share_of(config, groups, split_head=split_head)
         spread, self.splits_head = groups.ep.size > 1, split_head and groups.dp.size > 1
         routed: Experts = SpreadExperts(groups.ep, share.experts.start) if spread else LocalExperts()

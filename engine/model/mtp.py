@@ -22,18 +22,20 @@ from engine.model.draft_ring import RING, BlockPlan, DraftState, to_device, wind
 from engine.model.draft_weights import draft_head, stage_weights
 from engine.model.markov import whole_vectors
 from engine.model.model import DeepseekV4
-from engine.model.weights import HeadWeights, LayerWeights, Taker
+from engine.model.quantised import Weight, rows_of
+from engine.model.taker import Taker
+from engine.model.weights import HeadWeights, LayerWeights
 
 
 @dataclass(frozen=True)
 class ClassicWeights:
     """e_proj, h_proj [H, H]; enorm, hnorm [H] float32; wkv [D, H], the layer's own; head as DSpark's."""
 
-    e_proj: Tensor
-    h_proj: Tensor
+    e_proj: Weight
+    h_proj: Weight
     enorm: Tensor
     hnorm: Tensor
-    wkv: Tensor
+    wkv: Weight
     layer: LayerWeights
     head: HeadWeights
 
@@ -41,13 +43,13 @@ class ClassicWeights:
 def classic_weights(config: ModelConfig, taker: Taker, head: Tensor) -> ClassicWeights:
     """The module `mtp.0` beside the target's `head`. raises CheckpointError naming the tensor."""
     (layer,) = stage_weights(config, taker, 1)
-    hidden = config.hidden_size
+    hidden, lora = config.hidden_size, config.q_lora_rank
     return ClassicWeights(
-        taker.take("mtp.0.e_proj.weight", (hidden, hidden)),
-        taker.take("mtp.0.h_proj.weight", (hidden, hidden)),
+        taker.matrix("mtp.0.e_proj.weight", (hidden, hidden)),
+        taker.matrix("mtp.0.h_proj.weight", (hidden, hidden)),
         taker.fp32("mtp.0.enorm.weight", hidden),
         taker.fp32("mtp.0.hnorm.weight", hidden),
-        layer.attention.w_in[config.q_lora_rank :].clone(),
+        rows_of(layer.attention.w_in, lora, lora + config.head_dim),
         layer,
         draft_head(config, taker, "mtp.0", head),
     )

@@ -11,8 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from engine.model.expert_weights import MoeWeights
+from engine.model.quantised import Weight, plain
 from engine.model.step import Keys
-from engine.model.weights import HeadWeights, MhcWeights, MoeWeights
+from engine.model.weights import HeadWeights, MhcWeights
 
 # Scores of one call of index_scores before they are summed over heads: 256 MiB of float32.
 SCORE_ELEMENTS = 1 << 26
@@ -21,23 +23,33 @@ SCORE_ELEMENTS = 1 << 26
 class TorchOps:
     """The reference. Shapes: T rows, H hidden, D head width, hc streams, r rotary channels.
 
+    name           what logs and metrics call the set
     row_tile       steps are padded to a multiple of this
     row_invariant  a row's bits don't depend on the other rows of the step
+    keeps          weights stay quantised as the checkpoint stores them (see `Taker`)
     """
 
+    name = "torch"
     row_tile = 1
     row_invariant = False
+    keeps = False
 
-    def linear(self, x: Tensor, weight: Tensor) -> Tensor:
+    def linear(self, x: Tensor, weight: Weight) -> Tensor:
         """x [T, K] times weight [N, K] transposed; [T, N] in weight's type."""
+        weight = plain(weight)
         return F.linear(x.to(weight.dtype), weight)
+
+    def project(self, x: Tensor, weight: Tensor) -> Tensor:
+        """x [T, K] times weight [N, K] transposed, as float32 multiplies and adds; float32 [T, N]."""
+        return self.linear(x.float(), weight)
 
     def linear_to(self, x: Tensor, weight: Tensor, bias: Tensor, out: Tensor) -> None:
         """out [T, N] float32 = bias [T, N] + x [T, K] weight [N, K]^T, all in float32."""
         torch.addmm(bias, x.float(), weight.t(), out=out)
 
-    def group_linear(self, x: Tensor, weight: Tensor) -> Tensor:
+    def group_linear(self, x: Tensor, weight: Weight) -> Tensor:
         """x [T, G W] through G matrices weight [G, R, W]; [T, G R]."""
+        weight = plain(weight)
         groups, rank, width = weight.shape
         out = torch.bmm(x.view(-1, groups, width).transpose(0, 1), weight.transpose(1, 2))
         return out.transpose(0, 1).reshape(-1, groups * rank)
@@ -102,7 +114,7 @@ class TorchOps:
 
     def logits(self, streams: Tensor, head: HeadWeights, hc_eps: float, eps: float) -> Tensor:
         """streams [R, hc, H] collapsed, normalised and projected; [R, V] float32."""
-        return self.linear(self.head_rows(streams, head, hc_eps, eps), head.head)
+        return self.project(self.head_rows(streams, head, hc_eps, eps), head.head)
 
     def attend(self, q: Tensor, window: Keys, compressed: Keys | None, sink: Tensor) -> Tensor:
         """One softmax over window keys, compressed keys and the sink; values are the keys.
@@ -186,7 +198,7 @@ class TorchOps:
         self, x: Tensor, token_ids: Tensor, moe: MoeWeights, count: int, scaling: float
     ) -> tuple[Tensor, Tensor]:
         """Experts of each row: (ids [T, k] int64, weights [T, k] float32). Bias chooses, never weighs."""
-        scores = torch.sqrt(F.softplus(self.linear(x.float(), moe.gate)))
+        scores = torch.sqrt(F.softplus(self.project(x, moe.gate)))
         if moe.table is not None:
             ids = moe.table.index_select(0, token_ids)
         else:
@@ -205,7 +217,8 @@ class TorchOps:
         Rows of ids outside 0..E - 1 are zero. No host read, no loop over experts.
         """
         rows, count = ids.shape
-        held = moe.w13.shape[0]
+        w13, w2 = moe.floats.w13, moe.floats.w2
+        held = w13.shape[0]
         flat = ids.flatten()
         flat = torch.where((flat < 0) | (flat >= held), held, flat)
         order = flat.argsort(stable=True)
@@ -213,9 +226,9 @@ class TorchOps:
         counts = torch.zeros(held + 1, dtype=torch.int32, device=x.device)
         counts.index_add_(0, flat, torch.ones_like(flat, dtype=torch.int32))
         ends = counts[:held].cumsum(0, dtype=torch.int32)
-        inner = F.grouped_mm(x.index_select(0, order // count), moe.w13.transpose(1, 2), offs=ends)
+        inner = F.grouped_mm(x.index_select(0, order // count), w13.transpose(1, 2), offs=ends)
         act = self.swiglu(inner, limit) * weights.flatten().index_select(0, order).unsqueeze(1)
-        out = F.grouped_mm(act.to(x.dtype), moe.w2.transpose(1, 2), offs=ends)
+        out = F.grouped_mm(act.to(x.dtype), w2.transpose(1, 2), offs=ends)
         # Rows of no expert stand last, and hold what was in memory.
         place = torch.arange(out.shape[0], device=x.device)
         out = out.masked_fill((place >= ends[-1]).unsqueeze(1), 0)

@@ -16,9 +16,10 @@ from torch import Tensor
 
 from engine.errors import ShapeMismatch
 from engine.model.config import ModelConfig
+from engine.model.expert_weights import MoeWeights
 from engine.model.groups import Group
 from engine.model.ops import TorchOps
-from engine.model.weights import HeadWeights, MoeWeights
+from engine.model.weights import HeadWeights
 
 
 @dataclass(frozen=True)
@@ -139,6 +140,6 @@ class SplitHead:
         out = torch.zeros(rows, config.hidden_size, device=streams.device)
         if count:
             out[:count] = ops.head_rows(streams, head, config.hc_eps, config.rms_norm_eps)
-        part = ops.linear(self.group.there.gather(out).flatten(0, 1), head.head)
+        part = ops.project(self.group.there.gather(out).flatten(0, 1), head.head)
         mine = self.group.there.swap(part.view(self.group.size, rows, -1))
         return mine[:, :count].transpose(0, 1).reshape(count, config.vocab_size)

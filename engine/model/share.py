@@ -6,9 +6,9 @@ import re
 from dataclasses import dataclass
 
 from engine.errors import ConfigError
-from engine.model.checkpoint import Shard, whole
 from engine.model.config import ModelConfig
 from engine.model.groups import Groups
+from engine.model.shards import Shard, whole
 from engine.model.tensor_specs import TensorSpec
 
 _EXPERT = re.compile(r"\.ffn\.experts\.(\d+)\.")

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from engine.errors import CheckpointError
 from engine.model.config import C4, C128, ModelConfig
+from engine.model.expert_weights import MoeWeights, moe_weights
+from engine.model.quantised import Fp8Weight, Weight, joined
 from engine.model.share import Share
+from engine.model.taker import Taker
 
 
 @dataclass(frozen=True)
@@ -25,9 +26,10 @@ class MhcWeights:
 
 @dataclass(frozen=True)
 class HeadWeights:
-    """Collapse of streams: fn [hc, hc H], base [hc], scale [1]; norm [H] and head [V, H]; all float32.
+    """Collapse of streams: fn [hc, hc H], base [hc], scale [1]; norm [H], all float32.
 
-    Where the vocabulary is split over ranks, head holds this rank's rows.
+    head [V, H] is float32, or exact in the model's type where weights are kept; where the vocabulary is split
+    over ranks, it holds this rank's rows.
     """
 
     fn: Tensor
@@ -39,9 +41,10 @@ class HeadWeights:
 
 @dataclass(frozen=True)
 class CompressorWeights:
-    """One layer's compressors, float32.
+    """One layer's compressors, float32 but for `side`.
 
-    side   [C, H], all latent and score projections in the order of a pending row
+    side   [C, H], all latent and score projections in the order of a pending row; float32, or exact in the
+           model's type where weights are kept
     ape    [ratio, C], position bias of the scores, zero for the latents
     norm   [D]; index_norm [Di] where ratio is 4
     """
@@ -54,41 +57,32 @@ class CompressorWeights:
 
 @dataclass(frozen=True)
 class IndexerWeights:
-    """wq_b [heads * Di, q_lora]; head_weights [heads, H] float32, the score constants folded in."""
+    """wq_b [heads * Di, q_lora]; head_weights [heads, H] float32, or exact in the model's type.
 
-    wq_b: Tensor
+    factor  of the products with head_weights: the score constants, 1 where they are folded in
+    """
+
+    wq_b: Weight
     head_weights: Tensor
+    factor: float
 
 
 @dataclass(frozen=True)
 class AttentionWeights:
-    """w_in [q_lora + D, H] holds wq_a then wkv; wo_a [groups, rank, width]; sink [heads] float32."""
+    """w_in [q_lora + D, H] holds wq_a then wkv; wo_a [groups, rank, width]; sink [heads] float32.
 
-    w_in: Tensor
+    Where wo_a is in FP8, its groups lie behind each other: [groups rank, width].
+    """
+
+    w_in: Weight
     q_norm: Tensor
-    wq_b: Tensor
+    wq_b: Weight
     kv_norm: Tensor
-    wo_a: Tensor
-    wo_b: Tensor
+    wo_a: Weight
+    wo_b: Weight
     sink: Tensor
     compressor: CompressorWeights | None
     indexer: IndexerWeights | None
-
-
-@dataclass(frozen=True)
-class MoeWeights:
-    """gate [E, H] float32; bias [E] or table [V, k] int64; w13 [L, 2 I, H], w2 [L, H, I]; shared alike.
-
-    L experts are here: all of them, or this rank's share.
-    """
-
-    gate: Tensor
-    bias: Tensor | None
-    table: Tensor | None
-    w13: Tensor
-    w2: Tensor
-    shared_w13: Tensor
-    shared_w2: Tensor
 
 
 @dataclass(frozen=True)
@@ -102,26 +96,6 @@ class LayerWeights:
     moe: MoeWeights
 
 
-class Taker:
-    """Takes named tensors out of a checkpoint, checking shapes, and moves them to their device and type."""
-
-    def __init__(self, weights: Mapping[str, Tensor], device: torch.device, dtype: torch.dtype) -> None:
-        self.weights, self.device, self.dtype = weights, device, dtype
-
-    def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
-        """Tensor `name` as the model's type unless `dtype` is given. raises CheckpointError."""
-        if name not in self.weights:
-            raise CheckpointError(f"tensor {name!r} is missing")
-        tensor = self.weights[name]
-        if tuple(tensor.shape) != shape:
-            raise CheckpointError(f"tensor {name!r} is {tuple(tensor.shape)}, not {shape}")
-        return tensor.to(self.device, dtype or self.dtype)
-
-    def fp32(self, name: str, *shape: int) -> Tensor:
-        """Tensor `name` as float32. raises CheckpointError."""
-        return self.take(name, shape, torch.float32)
-
-
 def head_weights(config: ModelConfig, taker: Taker, share: Share) -> HeadWeights:
     """The final collapse, norm and vocabulary projection. raises CheckpointError."""
     hc, hidden = config.hc_mult, config.hidden_size
@@ -130,7 +104,7 @@ def head_weights(config: ModelConfig, taker: Taker, share: Share) -> HeadWeights
         taker.fp32("hc_head_base", hc),
         taker.fp32("hc_head_scale", 1),
         taker.fp32("norm.weight", hidden),
-        taker.fp32("head.weight", len(share.vocabulary), hidden),
+        taker.exact("head.weight", len(share.vocabulary), hidden),
     )
 
 
@@ -172,15 +146,16 @@ def attention_weights(config: ModelConfig, taker: Taker, prefix: str, ratio: int
     """Attention of one layer of compress ratio `ratio`. raises CheckpointError."""
     hidden, wide, lora = config.hidden_size, config.head_dim, config.q_lora_rank
     groups, rank, width = config.o_groups, config.o_lora_rank, config.head_group_width
-    wq_a = taker.take(f"{prefix}.wq_a.weight", (lora, hidden))
-    wkv = taker.take(f"{prefix}.wkv.weight", (wide, hidden))
+    wq_a = taker.matrix(f"{prefix}.wq_a.weight", (lora, hidden))
+    wkv = taker.matrix(f"{prefix}.wkv.weight", (wide, hidden))
+    wo_a = taker.matrix(f"{prefix}.wo_a.weight", (groups * rank, width))
     return AttentionWeights(
-        torch.cat([wq_a, wkv]),
+        joined([wq_a, wkv]),
         taker.fp32(f"{prefix}.q_norm.weight", lora),
-        taker.take(f"{prefix}.wq_b.weight", (config.num_attention_heads * wide, lora)),
+        taker.matrix(f"{prefix}.wq_b.weight", (config.num_attention_heads * wide, lora)),
         taker.fp32(f"{prefix}.kv_norm.weight", wide),
-        taker.take(f"{prefix}.wo_a.weight", (groups * rank, width)).view(groups, rank, width),
-        taker.take(f"{prefix}.wo_b.weight", (hidden, groups * rank)),
+        replace(wo_a, groups=groups) if isinstance(wo_a, Fp8Weight) else wo_a.view(groups, rank, width),
+        taker.matrix(f"{prefix}.wo_b.weight", (hidden, groups * rank)),
         taker.fp32(f"{prefix}.attn_sink", config.num_attention_heads),
         _compressor(config, taker, prefix, ratio),
         _indexer(config, taker, f"{prefix}.indexer") if ratio == C4 else None,
@@ -212,8 +187,8 @@ class _Projections:
     def __init__(self, config: ModelConfig, taker: Taker, prefix: str, ratio: int, width: int) -> None:
         channels = (2 if ratio == C4 else 1) * width
         self.width = width
-        self.wkv = taker.fp32(f"{prefix}.wkv.weight", channels, config.hidden_size)
-        self.wgate = taker.fp32(f"{prefix}.wgate.weight", channels, config.hidden_size)
+        self.wkv = taker.exact(f"{prefix}.wkv.weight", channels, config.hidden_size)
+        self.wgate = taker.exact(f"{prefix}.wgate.weight", channels, config.hidden_size)
         self.ape = taker.fp32(f"{prefix}.ape", ratio, channels)
         self.norm = taker.fp32(f"{prefix}.norm.weight", width)
 
@@ -221,32 +196,8 @@ class _Projections:
 def _indexer(config: ModelConfig, taker: Taker, prefix: str) -> IndexerWeights:
     heads, width = config.index_n_heads, config.index_head_dim
     constants = width**-0.5 * heads**-0.5
-    return IndexerWeights(
-        taker.take(f"{prefix}.wq_b.weight", (heads * width, config.q_lora_rank)),
-        taker.fp32(f"{prefix}.weights_proj.weight", heads, config.hidden_size) * constants,
-    )
-
-
-def moe_weights(config: ModelConfig, taker: Taker, prefix: str, share: Share, *, hashed: bool) -> MoeWeights:
-    """Router and this rank's experts of one layer, experts stacked. raises CheckpointError."""
-    hidden, inner, experts = config.hidden_size, config.moe_intermediate_size, config.n_routed_experts
-    wide = inner * config.n_shared_experts
-    w13 = torch.empty(len(share.experts), 2 * inner, hidden, device=taker.device, dtype=taker.dtype)
-    w2 = torch.empty(len(share.experts), hidden, inner, device=taker.device, dtype=taker.dtype)
-    for place, expert in enumerate(share.experts):
-        own = f"{prefix}.experts.{expert}"
-        w13[place, :inner] = taker.take(f"{own}.w1.weight", (inner, hidden))
-        w13[place, inner:] = taker.take(f"{own}.w3.weight", (inner, hidden))
-        w2[place] = taker.take(f"{own}.w2.weight", (hidden, inner))
-    shared = f"{prefix}.shared_experts"
-    gate_up = [taker.take(f"{shared}.{name}.weight", (wide, hidden)) for name in ("w1", "w3")]
-    table_shape = (config.vocab_size, config.num_experts_per_tok)
-    return MoeWeights(
-        taker.fp32(f"{prefix}.gate.weight", experts, hidden),
-        None if hashed else taker.fp32(f"{prefix}.gate.bias", experts),
-        taker.take(f"{prefix}.gate.tid2eid", table_shape, torch.int64) if hashed else None,
-        w13,
-        w2,
-        torch.cat(gate_up),
-        taker.take(f"{shared}.w2.weight", (hidden, wide)),
+    wq_b = taker.matrix(f"{prefix}.wq_b.weight", (heads * width, config.q_lora_rank))
+    proj = taker.exact(f"{prefix}.weights_proj.weight", heads, config.hidden_size)
+    return (
+        IndexerWeights(wq_b, proj, constants) if taker.keeps else IndexerWeights(wq_b, proj * constants, 1.0)
     )

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from engine.model.checkpoint import Shard, load_checkpoint, open_checkpoint
+from engine.model.checkpoint import load_checkpoint, open_checkpoint
 from engine.model.config import ModelConfig
 from engine.model.export import write_checkpoint
 from engine.model.layout import DEEPSEEK_LAYOUT, expected_tensors
@@ -22,6 +22,7 @@ from engine.model.quant import (
     quantise_fp4_groups,
     quantise_fp8_blocks,
 )
+from engine.model.shards import Shard
 from engine.model.tensor_specs import Draft, Role, TensorSpec
 
 CPU = torch.device("cpu")

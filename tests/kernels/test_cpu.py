@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from engine.kernels.cpu import CpuOps
+from engine.model.expert_weights import ExpertWeights, MoeWeights
 from engine.model.ops import TorchOps
 from engine.model.step import Keys
-from engine.model.weights import HeadWeights, MhcWeights, MoeWeights
+from engine.model.weights import HeadWeights, MhcWeights
 from engine.native import NEEDS, load, processor_flags
 
 LEVELS = [name for name, needs in NEEDS.items() if processor_flags().issuperset(needs)]
@@ -133,8 +134,9 @@ def test_experts_add_up_and_empty_ones_cost_nothing(ops: CpuOps, rows: int) -> N
         torch.randn(experts, hidden),
         torch.zeros(experts),
         None,
-        weight(experts, 2 * inner, hidden, exact=True) * 4,
-        weight(experts, hidden, inner, exact=True),
+        ExpertWeights(
+            weight(experts, 2 * inner, hidden, exact=True) * 4, weight(experts, hidden, inner, exact=True)
+        ),
         weight(2 * inner, hidden, exact=True),
         weight(hidden, inner, exact=True),
     )
@@ -145,7 +147,7 @@ def test_experts_add_up_and_empty_ones_cost_nothing(ops: CpuOps, rows: int) -> N
         scores[:, j : j + 1]
         * torch.stack(
             [
-                moe.w2[e] @ TorchOps().swiglu((moe.w13[e] @ v)[None], 5.0)[0]
+                moe.floats.w2[e] @ TorchOps().swiglu((moe.floats.w13[e] @ v)[None], 5.0)[0]
                 for e, v in zip(ids[:, j], x, strict=True)
             ]
         )
@@ -191,8 +193,7 @@ def test_rows_are_routed_as_the_reference_routes_them(ops: CpuOps, rows: int, ha
         torch.randn(8, 32),
         None if hashed else torch.randn(8),
         table if hashed else None,
-        empty,
-        empty,
+        ExpertWeights(empty, empty),
         empty,
         empty,
     )

@@ -17,13 +17,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from engine.errors import CheckpointError, ShapeMismatch
+from engine.errors import ShapeMismatch
 from engine.kernels.triton.combine import combine
 from engine.kernels.triton.formats import (
     AMAX_FLOOR,
     FP4_GROUP,
     GROUP,
-    MAX_SCALE,
     convert,
     decode_e2m1,
     group_exponent,
@@ -34,52 +33,7 @@ from engine.kernels.triton.formats import (
 )
 from engine.kernels.triton.quantise import round_split
 from engine.kernels.triton.routing import Blocks, sort_choices
-
-
-@dataclass(frozen=True)
-class Fp4Experts:
-    """w13 uint8 [E, 2 I, H / 2], gate rows first; w2 uint8 [E, H, I / 2]; e8m0 scales uint8 [..., / 32].
-
-    H and I are multiples of 128.
-    raises  ShapeMismatch; CheckpointError for a scale above 2^33, which decoding can't hold
-    """
-
-    w13: Tensor
-    s13: Tensor
-    w2: Tensor
-    s2: Tensor
-
-    def __post_init__(self) -> None:
-        hidden, inner = self.hidden, self.inner
-        wanted = (
-            (2 * inner, hidden // 2),
-            (2 * inner, hidden // 32),
-            (hidden, inner // 2),
-            (hidden, inner // 32),
-        )
-        parts = (self.w13, self.s13, self.w2, self.s2)
-        if any(tuple(p.shape[1:]) != w or not p.is_contiguous() for p, w in zip(parts, wanted, strict=True)):
-            raise ShapeMismatch(f"experts are {[tuple(p.shape) for p in parts]}")
-        if hidden % GROUP or inner % GROUP:
-            raise ShapeMismatch(f"experts of {hidden} x {inner}: not in multiples of {GROUP}")
-        largest = max((int(scales.max()) for scales in (self.s13, self.s2) if scales.numel()), default=0)
-        if largest > MAX_SCALE:
-            raise CheckpointError(f"an e8m0 scale of an expert is byte {largest}, above {MAX_SCALE}")
-
-    @property
-    def count(self) -> int:
-        """Experts here."""
-        return self.w13.shape[0]
-
-    @property
-    def hidden(self) -> int:
-        """Channels in and out."""
-        return self.w2.shape[1]
-
-    @property
-    def inner(self) -> int:
-        """Channels between the two products."""
-        return self.w13.shape[1] // 2
+from engine.model.quantised import Fp4Experts
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,6 @@ GROUP = 128
 FP4_GROUP = 32
 INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 """The interpreter cuts digits off where the device rounds: here kernels round by hand before they convert."""
-MAX_SCALE = 160
-"""The largest e8m0 byte of a weight: 2^33."""
 AMAX_FLOOR = 1e-4
 """The least magnitude a group's scale is made for."""
 

@@ -20,28 +20,9 @@ from torch import Tensor
 from engine.errors import ShapeMismatch
 from engine.kernels.triton.formats import GROUP, convert, decode_e8m0, product
 from engine.kernels.triton.quantise import quantise
+from engine.model.quantised import Fp8Weight
 
 SUM_BLOCK = 1024
-
-
-@dataclass(frozen=True)
-class Fp8Weight:
-    """codes float8_e4m3fn [N, K] row-major; scales uint8 (e8m0) [ceil(N / 128), K / 128].
-
-    groups  the rows are `groups` equal matrices behind each other, each with channels of its own
-    """
-
-    codes: Tensor
-    scales: Tensor
-    groups: int = 1
-
-    def __post_init__(self) -> None:
-        rows, columns = self.codes.shape
-        blocks = (-(-rows // GROUP), columns // GROUP)
-        if columns % GROUP or tuple(self.scales.shape) != blocks or rows % self.groups:
-            raise ShapeMismatch(f"codes {rows} x {columns}, scales {tuple(self.scales.shape)}")
-        if self.groups > 1 and rows // self.groups % GROUP:
-            raise ShapeMismatch(f"{self.groups} groups of {rows} rows: not in multiples of {GROUP}")
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engine.kernels.triton.experts import Fp4Experts
 from engine.kernels.triton.formats import AMAX_FLOOR, GROUP
-from engine.kernels.triton.linear import Fp8Weight
 from engine.model.quant import (
     FP8_MAX,
     ceil_log2,
@@ -16,6 +14,7 @@ from engine.model.quant import (
     dequantise_fp8_blocks,
     power_of_two,
 )
+from engine.model.quantised import Fp4Experts, Fp8Weight
 
 
 def quantise(x: Tensor) -> tuple[Tensor, Tensor]:
