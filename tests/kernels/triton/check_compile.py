@@ -54,9 +54,8 @@ CASES: dict[str, tuple[Any, dict[str, str], dict[str, Any]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_compiles(name: str) -> None:
-    kernel, types, constants = CASES[name]
+def compiled(kernel: Any, types: dict[str, str], constants: dict[str, Any]) -> str:
+    """PTX of a kernel, `types` of its arguments beside POINTERS and FLOATS; every other one is int32."""
     signature: dict[str, str] = {}
     for argument in kernel.arg_names:
         known = {**POINTERS, **types}
@@ -70,7 +69,13 @@ def test_compiles(name: str) -> None:
     hints = {at: hint for at, hint in hints.items() if at not in values}
     source = ASTSource(kernel, signature, values, hints)
     made = triton.compile(source, target=HOPPER, options={"enable_fp_fusion": True})
-    text = made.asm["ptx"]
+    text: str = made.asm["ptx"]
     assert ".target sm_90" in text
+    return text
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_compiles(name: str) -> None:
+    text = compiled(*CASES[name])
     if name.startswith(("linear", "gate_up", "down")):
         assert "wgmma.mma_async" in text
