@@ -1,9 +1,10 @@
 """Which tokens each matcher has behind it, and which it is owed; specs/grammar_pipeline.toml.
 
-A step keeps tokens of constrained requests. Two paths may bring them to the matchers: the result path, when
-the step's results are told, and the barrier in front of the next masks. Whoever comes first advances; the
-other one finds nothing owed. Positions are counted from the request's first prompt token, so that tokens that
-are computed anew after a retraction aren't advanced over again.
+A step may draft first: matchers then walk ahead along the drafts, and are back before anything else is asked
+of them. A step keeps tokens of constrained requests. Two paths may bring them to the matchers: the result
+path, when the step's results are told, and the barrier in front of the next drafts or masks. Whoever comes
+first advances; the other one finds nothing owed. Positions are counted from the request's first prompt token,
+so that tokens that are computed anew after a retraction aren't advanced over again.
 
 What a matcher is, this core doesn't know: `Reply` effects have the tokens, their slot is the request.
 """
@@ -44,6 +45,20 @@ class Left(msgspec.Struct, frozen=True):
     request: int
 
 
+class Leads(msgspec.Struct, frozen=True):
+    """A step drafts for these requests. anchors: as of `Began`."""
+
+    epoch: int
+    requests: tuple[int, ...]
+    anchors: tuple[int, ...]
+
+
+class Returned(msgspec.Struct, frozen=True):
+    """The step's drafts are made."""
+
+    epoch: int
+
+
 class Began(msgspec.Struct, frozen=True):
     """A step wants masks. anchors: tokens behind the first masked row of each request, prompt included."""
 
@@ -82,13 +97,22 @@ class GrammarPipeline(Core):
 
     stands     request -> tokens behind its matcher      over   requests whose grammar has ended
     owed       what was kept and isn't advanced over     owing  the step that kept it
-    epoch      of the last step that wanted masks
+    epoch      of the last step that wanted masks    led    of the last one that drafted
     requests, anchors  of the step in hand; empty: there is none
     """
 
     SPEC: ClassVar[str] = "grammar_pipeline"
     MESSAGES = sys.modules[__name__]
-    DATA: ClassVar[tuple[str, ...]] = ("stands", "over", "owed", "owing", "epoch", "requests", "anchors")
+    DATA: ClassVar[tuple[str, ...]] = (
+        "stands",
+        "over",
+        "owed",
+        "owing",
+        "epoch",
+        "led",
+        "requests",
+        "anchors",
+    )
 
     def __init__(self) -> None:
         super().__init__()
@@ -96,7 +120,7 @@ class GrammarPipeline(Core):
         self.over: set[int] = set()
         self.owed: tuple[Kept, ...] = ()
         self.owing = 0
-        self.epoch = -1
+        self.epoch = self.led = -1
         self.requests: tuple[int, ...] = ()
         self.anchors: tuple[int, ...] = ()
 
@@ -118,7 +142,23 @@ class GrammarPipeline(Core):
 
     # ---- a step -------------------------------------------------------------------------------
 
-    def has_their_matchers(self, msg: Began) -> bool:
+    def leads_from_the_anchors(self, msg: Leads) -> bool:
+        """I1: a step that hasn't drafted yet; with what is owed, each matcher has all tokens behind it."""
+        return msg.epoch > self.led and self.has_their_matchers(msg) and self._reach(msg)
+
+    def lead(self, msg: Leads) -> None:
+        """Its matchers are in hand."""
+        self.led, self.requests, self.anchors = msg.epoch, msg.requests, msg.anchors
+
+    def is_led(self, msg: Returned) -> bool:
+        """Whoever walked ahead for another step isn't back."""
+        return msg.epoch == self.led
+
+    def come_back(self, msg: Returned) -> None:
+        """Nothing has moved."""
+        self.requests = self.anchors = ()
+
+    def has_their_matchers(self, msg: Began | Leads) -> bool:
         """A later step, and each request has entered and is named once."""
         known = all(request in self.stands for request in msg.requests)
         return known and len(set(msg.requests)) == len(msg.requests) and msg.epoch > self.epoch
@@ -129,13 +169,16 @@ class GrammarPipeline(Core):
 
     def reaches_the_anchors(self, msg: Barrier) -> bool:
         """I1: with what is owed, each matcher has all tokens behind it that the step has, and no other."""
+        return msg.epoch == self.epoch and self._reach(self)
+
+    def _reach(self, step: GrammarPipeline | Leads) -> bool:
         coming = {kept.request: len(kept.tokens) for kept in self.owed}
-        return msg.epoch == self.epoch and all(
+        return all(
             self.stands[request] + coming.get(request, 0) == anchor
-            for request, anchor in zip(self.requests, self.anchors, strict=True)
+            for request, anchor in zip(step.requests, step.anchors, strict=True)
         )
 
-    def advance(self, msg: Barrier | Arrived) -> None:
+    def advance(self, msg: Barrier | Arrived | Leads) -> None:
         """Pays what is owed, once."""
         for kept in self.owed:
             self.emit(Reply(kept.request, kept.tokens))
@@ -169,7 +212,7 @@ class GrammarPipeline(Core):
 
     def read_matchers_stand_at_their_anchors(self) -> bool:
         """I1."""
-        if self.state not in ("traversing", "ready"):
+        if self.state not in ("leading", "traversing", "ready"):
             return True
         return not self.owed and [self.stands[request] for request in self.requests] == [*self.anchors]
 

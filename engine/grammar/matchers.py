@@ -80,6 +80,24 @@ class Matcher:
         self.generation += kept > 0
         return kept, self.terminated
 
+    def fill(self, masks: Masks, row: int) -> None:
+        """Writes what may come next to a row of masks, int32 [rows, words], C-contiguous.
+
+        raises  RuntimeError where the library refuses, as behind the end of the grammar
+        """
+        if not self.handle.fill_next_token_bitmask(masks, row, False):
+            masks[row] = -1
+
+    def step(self, token: int) -> None:
+        """Walks over a token that isn't verified; `back` undoes it. raises GrammarDiverged"""
+        if not self.handle.accept_token(token, False):
+            raise GrammarDiverged(f"token {token}, which the mask allows, is refused")
+
+    def back(self, tokens: int) -> None:
+        """Walks back over so many tokens."""
+        if tokens:
+            self.handle.rollback(tokens)
+
 
 class Chain(NamedTuple):
     """The rows of one request.

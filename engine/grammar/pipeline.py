@@ -1,71 +1,35 @@
 """Grammar masks of a rank's steps, made on a thread of their own while the target's forward runs.
 
-The device thread says what a step drafts (`begin`), queues the forward, and takes the masks (`finish`) before
-tokens are chosen; then it says what the step keeps (`retain`). All matchers belong to one other thread, which
-takes jobs in order: entering and leaving requests, masks, kept tokens. Neither the event loop nor the device
-thread ever touches a matcher or waits for a lock. The order of it all is specs/grammar_pipeline.toml.
+Drafts are made of what the grammars allow (`guide`). Then the device thread says what a step verifies
+(`begin`), queues the forward, and takes the masks (`finish`) before tokens are chosen; and it says what the
+step keeps (`retain`). All matchers belong to one other thread, which takes jobs in order: entering and
+leaving requests, drafts, masks, kept tokens. Neither the event loop nor the device thread ever touches a
+matcher or waits for a lock. The order of it all is specs/grammar_pipeline.toml.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, NamedTuple
+from collections.abc import Collection, Sequence
+from concurrent.futures import Future
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from engine.actors.core import Reply
-from engine.actors.grammar_pipeline import (
-    Arrived,
-    Barrier,
-    Began,
-    Entered,
-    GrammarPipeline,
-    Kept,
-    Left,
-    Retained,
-    Traversed,
-)
-from engine.grammar.matchers import ENDED, FREE, Matcher, MatcherBatch
-from engine.grammar.matchers import Traversed as Walked
-from engine.grammar.pipeline_buffers import MaskBuffers
-from engine.grammar.pipeline_counters import PipelineCounters
-from engine.grammar.pipeline_request import Constrained, too_slow
+from engine.actors.grammar_pipeline import Kept, Leads, Retained
+from engine.grammar.matchers import Matcher
+from engine.grammar.pipeline_buffers import fetch
+from engine.grammar.pipeline_drafts import DraftBuffers, DraftMasks
+from engine.grammar.pipeline_request import Constrained
+from engine.grammar.pipeline_thread import Made, MaskThread, Wish
 from engine.messages import SlotBind
 from engine.runner.columns import Int, Upload
-from engine.runner.masking import OVER, MaskGroups, Masks
+from engine.runner.masking import MaskGroups, Masks
 
 BUDGET_S = 0.05
 
 NOBODY = -1
-
-
-class Wish(NamedTuple):
-    """What the grammar thread needs of a step: m constrained groups.
-
-    requests, anchors, widths  of each
-    drafts  waits for anchors and drafts, int64 [n, gamma + 1], of all groups that verify some
-    places  their rows of those constrained groups that verify some, which are the first ones
-    """
-
-    epoch: int
-    mask_slot: int
-    requests: tuple[int, ...]
-    anchors: tuple[int, ...]
-    widths: Int
-    places: Int
-    drafts: Callable[[], npt.NDArray[np.int64]]
-
-
-class Made(NamedTuple):
-    """Masks in their slot; columns as in `Masks`."""
-
-    lengths: Int
-    most: Int
-    failed: dict[int, str]
 
 
 class Pipeline:
@@ -74,7 +38,7 @@ class Pipeline:
     stop_ids   tokens that end a grammar; none of them may come before it begins
     think_end  token that ends a reasoning; None: the model has none
     slots      of the cache
-    rows       most rows that one step chooses tokens from
+    rows       most rows of one slot that a step chooses tokens from: drafts and one more
     budget_s   processor time that one request's rows, or its kept tokens, may take of a step
     counters   for metrics
     """
@@ -89,25 +53,18 @@ class Pipeline:
         rows: int,
         budget_s: float = BUDGET_S,
     ) -> None:
-        self.budget_s = budget_s
-        self.counters = PipelineCounters()
-        self._stops = frozenset(stop_ids)
-        self._think_end = think_end
-        self._core = GrammarPipeline()
-        self._batch = MatcherBatch(vocab_size, stop_ids, rows, budget_s)
-        self._buffers = MaskBuffers(device, rows, self._batch.words)
+        self._thread = MaskThread(vocab_size, stop_ids, device, slots * rows, budget_s)
+        self.counters = self._thread.counters
+        self._stops, self._think_end = frozenset(stop_ids), think_end
+        self._buffers = self._thread.buffers
+        self._draft_buffers = DraftBuffers(device, rows, slots, self._thread.words)
+        self._drafts: DraftMasks | None = None
         self._to = Upload(device)
-        allowed = np.ones(self._batch.words * 32, np.bool_)
-        allowed[list(stop_ids)] = False
-        self._free = np.packbits(allowed, bitorder="little").view(np.int32)
-        self._requests: dict[int, Constrained] = {}
         self._of_slot = np.full(slots, NOBODY, np.int64)
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammar masks")
         self._made: Future[Made] | None = None
         self._wish: Wish | None = None
         self._slots: Int = np.zeros(0, np.int64)
         self._index: Int = np.zeros(0, np.int64)
-        self._error: BaseException | None = None
 
     @property
     def reasons(self) -> bool:
@@ -123,29 +80,40 @@ class Pipeline:
     def enter(self, request: int, matcher: Matcher, prompt_tokens: int, after_think: bool) -> None:
         """A request's matcher, before the request is bound to a slot."""
         think_end = self._think_end if after_think else None
-        self._requests[request] = Constrained(matcher, think_end)
-        self._do(self._core.receive, Entered(request, prompt_tokens))
+        self._thread.enter(request, Constrained(matcher, think_end), prompt_tokens)
 
     def leave(self, request: int) -> None:
         """No step in flight names the request, and none will."""
-        self._do(self._leave, request)
+        self._thread.leave(request)
 
     def close(self) -> None:
         """Waits for the jobs that are left."""
-        self._thread.shutdown(wait=True)
+        self._thread.close()
 
     # ---- the device thread --------------------------------------------------------------------
 
     def bind(self, bind: SlotBind) -> str:
         """As MaskSource."""
         self._of_slot[bind.slot] = bind.request_id if bind.constrained else NOBODY
-        if bind.constrained and bind.request_id not in self._requests:
+        if bind.constrained and not self._thread.knows(bind.request_id):
             return f"request {bind.request_id} has no matcher"
         return ""
 
     def constrained(self, slots: npt.NDArray[np.integer]) -> Int:
         """As MaskSource."""
         return np.flatnonzero(self._of_slot[slots] != NOBODY)
+
+    def guide(self, epoch: int, slots: npt.NDArray[np.integer], anchors: Int) -> DraftMasks | None:
+        """As MaskSource."""
+        places = self.constrained(slots)
+        if not places.size:
+            return None
+        names, ends = self._of_slot[slots[places]].tolist(), anchors[places].tolist()
+        drafts = self._drafts = DraftMasks(
+            epoch, slots.size, places, self._draft_buffers, self._thread.executor, self.counters
+        )
+        self._thread.lead(drafts, Leads(epoch, tuple(names), tuple(ends)))
+        return drafts
 
     def wait_read(self, mask_slot: int) -> None:
         """As MaskSource."""
@@ -165,9 +133,10 @@ class Pipeline:
             tuple(groups.anchors[places].tolist()),
             widths,
             places[places < len(groups.tokens)],
-            self._buffers.fetch(groups.tokens),
+            fetch(groups.tokens),
         )
-        self._made = self._thread.submit(self._make, wish)
+        self._made = self._thread.make(wish, self._drafts)
+        self._drafts = None
 
     def finish(self, epoch: int) -> Masks:
         """As MaskSource. raises whatever a job of the grammar thread raised"""
@@ -177,8 +146,7 @@ class Pipeline:
         assert wish.epoch == epoch
         with self.counters.phase("wait"):
             found = made.result()
-        if self._error is not None:
-            raise self._error
+        self._thread.check()
         index = self._to.int64(self._index)
 
         def apply(logits: Tensor) -> None:
@@ -197,76 +165,6 @@ class Pipeline:
                 self._of_slot[slot] = NOBODY
         rows = zip(wish.requests, wish.anchors, tokens, ended, strict=True)
         kept = tuple(Kept(one, first, tuple(own), end) for one, first, own, end in rows if own)
-        self._do(self._retain, Retained(epoch, kept))
+        self._thread.retain(Retained(epoch, kept))
         self.counters.ended(sum(ended))
         return ended
-
-    # ---- the grammar thread -------------------------------------------------------------------
-
-    def _do(self, job: Callable[[Any], object], msg: Any) -> None:
-        """Queues a job; what it raises ends the rank at its next masks."""
-
-        def work() -> None:
-            try:
-                job(msg)
-            except BaseException as error:
-                self._error = error
-
-        self._thread.submit(work)
-
-    def _leave(self, request: int) -> None:
-        self._core.receive(Left(request))
-        self._requests.pop(request, None)
-
-    def _retain(self, kept: Retained) -> None:
-        self._core.receive(kept)
-        self._tell(Arrived(kept.epoch))
-
-    def _tell(self, msg: Arrived | Barrier) -> None:
-        """Advances over what is owed, where anything is."""
-        for effect in self._core.receive(msg):
-            assert isinstance(effect, Reply)
-            self._requests[effect.slot].advance(effect.value, self.budget_s)
-
-    def _make(self, wish: Wish) -> Made:
-        phase = self.counters.phase
-        with phase("draft_d2h"):
-            drafts = wish.drafts()
-        with phase("barrier"):
-            self._core.receive(Began(wish.epoch, wish.requests, wish.anchors))
-            self._tell(Barrier(wish.epoch))
-        requests = [self._requests[request] for request in wish.requests]
-        with phase("traverse"):
-            ids = [np.zeros(width, np.int32) for width in wish.widths.tolist()]
-            for own, place in zip(ids, wish.places.tolist(), strict=False):
-                own[:] = drafts[place, : own.size]
-            chains = [one.chain(own) for one, own in zip(requests, ids, strict=True)]
-            walked = self._batch.traverse(chains, self._buffers.host[wish.mask_slot])
-        self._core.receive(Traversed(wish.epoch))
-        made = self._settle(wish, requests, walked)
-        with phase("mask_h2d"):
-            self._buffers.send(wish.mask_slot, len(walked.kinds))
-        self.counters.made(walked, made.failed)
-        return made
-
-    def _settle(self, wish: Wish, requests: Sequence[Constrained], walked: Walked) -> Made:
-        """What the kinds of rows mean; rows of groups that fail allow nothing."""
-        firsts = np.cumsum(wish.widths) - wish.widths
-        ended = walked.kinds == ENDED
-        lengths, most = np.array(wish.anchors, np.int64), wish.widths.copy()
-        failed = dict(walked.failed)
-        for number in walked.late:
-            failed[number] = str(too_slow(int(wish.widths[number]), self.budget_s, self.budget_s))
-        for number, (request, first) in enumerate(zip(requests, firsts.tolist(), strict=True)):
-            rows = slice(first, first + int(wish.widths[number]))
-            if request.fault:
-                failed[number] = request.fault
-            elif request.matcher.terminated:
-                lengths[number], most[number] = OVER, 0
-            elif ended[rows].any():
-                most[number] = int(np.argmax(ended[rows]))
-            if request.thinking:
-                walked.bitmask[rows][walked.kinds[rows] == FREE] = self._free
-            if number in failed:
-                walked.bitmask[rows] = 0
-        return Made(lengths, most, failed)

@@ -39,24 +39,6 @@ class MaskBuffers:
             self._own = [torch.zeros(shape, dtype=torch.int32, device=device) for _ in range(MASK_SLOTS)]
             self._copied, self._read = ([_event() for _ in range(MASK_SLOTS)] for _ in range(2))
 
-    def fetch(self, tokens: Tensor) -> Callable[[], Drafted]:
-        """Begins to bring `tokens` int64 [n, N] to the host; the result waits for them, on any thread."""
-        if not self.cuda:
-            return tokens.numpy
-        landed = torch.empty(tokens.shape, dtype=torch.int64, pin_memory=True)
-        self._stream.wait_stream(torch.cuda.current_stream(self.device))
-        there = _event()
-        with torch.cuda.stream(self._stream):
-            landed.copy_(tokens, non_blocking=True)
-            tokens.record_stream(self._stream)
-            there.record(self._stream)
-
-        def wait() -> Drafted:
-            there.synchronize()
-            return landed.numpy()
-
-        return wait
-
     def send(self, mask_slot: int, rows: int) -> None:
         """Begins to bring the first rows of a slot to the device; called by whoever filled them."""
         if self.cuda:
@@ -87,13 +69,41 @@ def _event() -> torch.cuda.Event:
     return torch.cuda.Event()  # type: ignore[no-untyped-call]
 
 
+def fetch(tokens: Tensor) -> Callable[[], Drafted]:
+    """Begins to bring `tokens` int64 to the host; the result waits for them, on any thread.
+
+    On a CUDA device the copy stands in the current stream: what follows waits some microseconds for it.
+    """
+    if tokens.device.type != "cuda":
+        return tokens.numpy
+    landed = torch.empty(tokens.shape, dtype=torch.int64, pin_memory=True)
+    landed.copy_(tokens, non_blocking=True)
+    there = _event()
+    there.record(torch.cuda.current_stream(tokens.device))
+
+    def wait() -> Drafted:
+        there.synchronize()
+        return landed.numpy()
+
+    return wait
+
+
 def forbid(logits: Tensor, index: Tensor, masks: Tensor) -> None:
     """Sets tokens whose bit is 0 to minus infinity, in rows `index` int64 [n] of logits [R, V].
 
+    index  ascending
     masks  int32 [n, ceil(V / 32)], bit t % 32 of word t // 32 is token t
     """
-    bits = torch.arange(BYTE_BITS, dtype=torch.uint8, device=logits.device)
+    vocabulary = logits.shape[1]
     # Words are little-endian, so that bit t % 8 of byte t // 8 is token t, too.
-    spread = (masks.view(torch.uint8)[:, :, None] >> bits) & 1
-    banned = spread.flatten(1)[:, : logits.shape[1]] == 0
-    logits.index_copy_(0, index, logits.index_select(0, index).masked_fill_(banned, float("-inf")))
+    if masks.device.type == "cpu":
+        spread = np.unpackbits(~masks.numpy().view(np.uint8), axis=1, count=vocabulary, bitorder="little")
+        banned = torch.from_numpy(spread.view(np.bool_))
+    else:
+        bits = torch.arange(BYTE_BITS, dtype=torch.uint8, device=logits.device)
+        banned = ((masks.view(torch.uint8)[:, :, None] >> bits) & 1).flatten(1)[:, :vocabulary] == 0
+    if index.numel() == logits.shape[0]:
+        logits.masked_fill_(banned, float("-inf"))
+    else:
+        own = logits.index_select(0, index).masked_fill_(banned, float("-inf"))
+        logits.index_copy_(0, index, own)

@@ -10,7 +10,7 @@ import numpy as np
 
 from engine.grammar.matchers import DEAD, ENDED, FREE, MASKED, Traversed
 
-PHASES = ("draft_d2h", "barrier", "traverse", "mask_h2d", "wait")
+PHASES = ("draft_d2h", "draft_wait", "barrier", "traverse", "mask_h2d", "wait")
 
 KINDS = {FREE: "free", MASKED: "masked", ENDED: "ended", DEAD: "dead"}
 

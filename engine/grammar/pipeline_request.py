@@ -50,6 +50,10 @@ class Constrained:
         elif took_s > budget_s:
             self.fault = str(too_slow(len(tokens), took_s, budget_s))
 
+    def ends_thinking(self, token: int) -> bool:
+        """Whether the grammar begins behind this token."""
+        return token == self._think_end
+
     def chain(self, ids: NDArray[np.int32]) -> Chain:
         """Its rows: anchor and drafts, int32[v]."""
         if not self.thinking:

@@ -63,7 +63,7 @@ def rank_grammars(
         tokenizer = load_tokenizer(folder)
     except ConfigError:
         return None
-    pipeline = Pipeline(vocab_size, stop_ids, think_end_of(folder, tokenizer), device, slots, slots * width)
+    pipeline = Pipeline(vocab_size, stop_ids, think_end_of(folder, tokenizer), device, slots, width)
     return RankGrammars(begin_compiler(folder, tokenizer, vocab_size, stop_ids), pipeline)
 
 

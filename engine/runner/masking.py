@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from engine.messages import SlotBind
+from engine.model.draft import Choose
 from engine.runner.answers import BAD_LOGITS, Outcome
 from engine.runner.columns import Int
 from engine.runner.edits import GrammarMask
@@ -56,11 +57,31 @@ class Masks(NamedTuple):
     failed: Mapping[int, str]
 
 
-class MaskSource(Protocol):
-    """Where masks come from. All calls are the device thread's, and none waits but `finish` and `wait_read`.
+class Guide(Protocol):
+    """The masks of a step's drafts, made while the drafts are made: n groups, gamma drafts."""
 
-    A step that has constrained groups calls `begin`, `finish` and `retain`, once each and in this order.
+    def guided(self, choose: Choose) -> Choose:
+        """`choose`, among tokens that the grammars allow; the others' logits become minus infinity.
+
+        Waits at each position for the tokens of the one before it, on which its masks depend.
+        """
+
+    def certain(self) -> npt.NDArray[np.bool_]:
+        """[n, gamma], once all is drafted: drafts that are the only token allowed behind those before."""
+
+
+class MaskSource(Protocol):
+    """Where masks come from. All calls are the device thread's; `finish`, `wait_read`, guided choices wait.
+
+    A step that has constrained groups calls `begin`, `finish` and `retain`, once each and in this order;
+    where it drafts, `guide` before them.
     """
+
+    def guide(self, epoch: int, slots: npt.NDArray[np.integer], anchors: Int) -> Guide | None:
+        """Masks of drafts for these slots [n] will be wanted; anchors int64 [n], as in MaskGroups.
+
+        None: no slot has a grammar.
+        """
 
     def bind(self, bind: SlotBind) -> str:
         """A slot has a new request, constrained or not. Returns why it can't be masked; empty: it can."""

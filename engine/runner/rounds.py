@@ -132,12 +132,15 @@ class Rounds:
         """Injects and drafts; None where the budget is 0 or no group may verify a draft."""
         if not budget or not (decoding.caps > 1).any():
             return None
+        guide = None
+        if self.masks is not None:
+            guide = self.masks.guide(self.round.epoch, decoding.slots, decoding.lengths + 1)
         anchors = anchors_of(columns, decoding, self.state, self._to)
         self.speculation.inject(decoding.slots, anchors)
         slots = decoding.slots.tolist()
         choose = self.acceptance.choose(slots, (decoding.lengths + 1).tolist())
         sampled = any(self.bindings.parameters.of(slot).by_odds for slot in slots)
-        drafts = self.speculation.draft(decoding.slots, anchors, choose, keep_logits=sampled)
+        drafts = self.speculation.draft(decoding.slots, anchors, choose, guide, keep_logits=sampled)
         self.round.receive(Drafted())
         return drafts
 

@@ -8,6 +8,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from engine.actors.round import Bind, Injected, Round
@@ -18,6 +19,7 @@ from engine.model.draft import Choose, Drafter, DraftRows, InjectRows
 from engine.model.draft_ring import DraftState
 from engine.runner.columns import Int, Upload
 from engine.runner.layout import verify_lens
+from engine.runner.masking import Guide
 from engine.runner.taps import TAP_ROWS, TapRing
 
 VerifyMode = Literal["static", "cap-accept", "compact"]
@@ -95,9 +97,16 @@ class Speculation:
             self.drafter.inject(self.state, rows, waiting.taps)
             self.round.receive(Injected(slots, begins, ends - begins))
 
-    def draft(self, slots: Int, anchors: Tensor, choose: Choose, *, keep_logits: bool) -> Drafts:
-        """Drafts for `slots` [n] whose waiting rows were injected; waits for the survival on the host."""
+    def draft(
+        self, slots: Int, anchors: Tensor, choose: Choose, guide: Guide | None = None, *, keep_logits: bool
+    ) -> Drafts:
+        """Drafts for `slots` [n] whose waiting rows were injected; waits for the survival on the host.
+
+        guide  keeps drafts to what the grammars of these slots allow
+        """
         rows = DraftRows(slots, self.round.lengths[slots], self.ring.valid_from[slots], anchors)
+        if guide is not None:
+            choose = guide.guided(choose)
         drafted = self.drafter.draft(self.state, rows, choose, keep_logits=keep_logits)
         survival = drafted.survival
         if drafted.logits is not None:
@@ -105,6 +114,8 @@ class Speculation:
             survival = torch.where(drafted.logits.amax(-1).isfinite(), survival, torch.nan)
         survival = survival.cpu()
         usable = np.isfinite(survival.numpy()).all(1)
+        if guide is not None:
+            survival = with_certain(survival, guide.certain())
         ids = drafted.ids
         if not usable.all():
             worthless = self._to.tensor(~usable)[:, None]
@@ -122,6 +133,13 @@ class Speculation:
         caps = np.where(drafts.usable, caps, np.minimum(caps, 1))
         lens = verify_lens(drafts.survival, caps, -1 if self.mode == "static" else budget)
         return (caps if self.mode == "cap-accept" else lens), lens
+
+
+def with_certain(survival: Tensor, certain: npt.NDArray[np.bool_]) -> Tensor:
+    """The running products [n, gamma] float32 of probabilities, which are 1 where `certain` is true."""
+    before = F.pad(survival[:, :-1], (1, 0), value=1.0)
+    given = torch.where(before > 0, survival / before, 0.0)
+    return given.masked_fill(torch.from_numpy(certain), 1.0).cumprod(1)
 
 
 def _bytes_of(state: DraftState) -> int:

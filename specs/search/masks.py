@@ -13,13 +13,18 @@ from engine.actors.grammar_pipeline import (
     Entered,
     GrammarPipeline,
     Kept,
+    Leads,
     Left,
     Retained,
+    Returned,
     Traversed,
 )
 from engine.fsm.environment import Environment, From
 
 PROMPT = 1
+
+AFTER = {"leading": "led", "begun": "traversing", "traversing": "ready"}
+"""Stages of a step that end by themselves."""
 
 
 class Heard(NamedTuple):
@@ -104,10 +109,11 @@ class Steps(Environment):
             return told
         found: list[Any] = [("enter", r) for r in range(len(self.longest)) if r not in self.entered]
         found += [("leave", r) for r in self.over if self._is_done(r)]
-        if self.stage == "idle":
+        if self.stage in ("idle", "led"):
             if self._rides():
                 found.append(("begin", 0))
-        elif self.stage in ("begun", "traversing"):
+                found += [("lead", 0)] if self.stage == "idle" else []
+        elif self.stage in ("leading", "begun", "traversing"):
             found.append(("go", 0))
         else:
             found += [("keep", counts) for counts in itertools.product(*map(self._counts, self.riders))]
@@ -115,7 +121,7 @@ class Steps(Environment):
 
     def faults(self) -> list[Any]:
         """A client goes."""
-        free = self.stage == "idle" and not self.busy
+        free = self.stage in ("idle", "led") and not self.busy
         return [("abort", r) for r in self.aborts if free and r in self.entered]
 
     def _is_done(self, request: int) -> bool:
@@ -138,7 +144,7 @@ class Steps(Environment):
         """Does it."""
         what, details = choice
         act = {"enter": self._enter, "leave": self._leave, "begin": self._begin, "go": self._go}
-        act |= {"keep": self._keep, "tell": self._tell, "abort": self._abort}
+        act |= {"lead": self._lead, "keep": self._keep, "tell": self._tell, "abort": self._abort}
         sender = "results" if what == "tell" else "steps"
         self.busy = self.busy or what not in ("tell", "abort")
         return [From(sender, "masks", msg) for msg in act[what](details)]
@@ -164,8 +170,15 @@ class Steps(Environment):
         self.epoch += 1
         return [Began(self.epoch, self.riders, tuple(self.known[r] for r in self.riders))]
 
+    def _lead(self, _: int) -> list[Any]:
+        self.riders, self.stage = self._rides(), "leading"
+        return [Leads(self.epoch + 1, self.riders, tuple(self.known[r] for r in self.riders))]
+
     def _go(self, _: int) -> list[Any]:
-        was, self.stage = self.stage, {"begun": "traversing", "traversing": "ready"}[self.stage]
+        was, self.stage = self.stage, AFTER[self.stage]
+        if was == "leading":
+            self.riders = ()
+            return [Returned(self.epoch + 1)]
         return [Barrier(self.epoch)] if was == "begun" else [Traversed(self.epoch)]
 
     def _keep(self, counts: tuple[tuple[int, bool], ...]) -> list[Any]:
@@ -196,7 +209,7 @@ def fed_in_order(world: Any) -> bool:
 def read_matchers_have_every_token(world: Any) -> bool:
     """I1, from outside: while matchers are read, each was fed all tokens up to its anchor."""
     masks = world.cores["masks"]
-    if masks.state not in ("traversing", "ready"):
+    if masks.state not in ("leading", "traversing", "ready"):
         return True
     fed = world.environment.fed
     return all(

@@ -8,10 +8,12 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.errors import PageAccounting, ShapeMismatch
 from engine.messages import Sampling, SlotBind
+from engine.model.draft import Choose
 from engine.model.model import DeepseekV4
 from engine.runner.columns import Int
 from engine.runner.masking import MaskGroups, Masks
@@ -254,6 +256,23 @@ def test_idle_steps_and_one_token_prefills_beside_decoding(
     assert two.output == texts[2][31:32]
 
 
+class OddDrafts:
+    """Allows odd tokens only, in these rows of drafts."""
+
+    def __init__(self, rows: Int) -> None:
+        self.rows = torch.from_numpy(rows)
+
+    def guided(self, choose: Choose) -> Choose:
+        def pick(k: int, z: Tensor) -> Tensor:
+            z[self.rows, ::2] = -torch.inf
+            return choose(k, z)
+
+        return pick
+
+    def certain(self) -> NDArray[np.bool_]:
+        return np.zeros((1, 1), np.bool_)
+
+
 class Odd:
     """Allows odd tokens only, of the requests in `slots`."""
 
@@ -268,6 +287,10 @@ class Odd:
 
     def wait_read(self, mask_slot: int) -> None:
         return
+
+    def guide(self, epoch: int, slots: Int, anchors: Int) -> OddDrafts | None:
+        own = self.constrained(slots)
+        return OddDrafts(own) if own.size else None
 
     def constrained(self, slots: Int) -> Int:
         return np.flatnonzero([slot in self.slots for slot in slots.tolist()])

@@ -83,10 +83,8 @@ def check_rate(first: Tensor, toy: Toy, sampling: Sampling) -> None:
     assert abs(float(first.double().mean()) - rate) <= 5 * spread + 1e-6
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_texts_follow_the_target(name: str) -> None:
-    draft, one_hot, cut, sampling = CASES[name]
-    toy = Toy(TARGET, DRAFTS[draft], GAMMA, one_hot)
+def follows(toy: Toy, sampling: Sampling, *, cut: bool) -> None:
+    """Chains of the toy, in rounds, whole or cut at random, have its target's distribution."""
     bench = Bench(2, V)
     bench.bind(1, sampling, PROMPT)
     acceptance = Acceptance(bench.parameters, bench.counts)
@@ -100,6 +98,22 @@ def test_texts_follow_the_target(name: str) -> None:
     check(torch.cat(tokens), toy, sampling)
     if not cut:
         check_rate(torch.cat(firsts), toy, sampling)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_texts_follow_the_target(name: str) -> None:
+    draft, one_hot, cut, sampling = CASES[name]
+    follows(Toy(TARGET, DRAFTS[draft], GAMMA, one_hot), sampling, cut=cut)
+
+
+@pytest.mark.parametrize("cut", [False, True])
+def test_texts_of_a_grammar_follow_the_masked_target(cut: bool) -> None:
+    """Drafts keep to the grammar, and what they are weighed by does, too; behind token 2 only 3 comes."""
+    places = torch.arange(V)
+    legal = (places[:, None] + places) % 3 != 1
+    legal[2] = places == 3
+    target, draft = (table.masked_fill(~legal, -math.inf) for table in (TARGET, DRAFTS["near"]))
+    follows(Toy(target, draft, GAMMA), Sampling(8, temperature=0.9, seed=14), cut=cut)
 
 
 @pytest.mark.parametrize("one_hot", [False, True])

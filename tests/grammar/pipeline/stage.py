@@ -146,8 +146,7 @@ class Served:
         state = KVState(model.config, SLOTS + 1, full_pages, 60, CPU, torch.float32)
         block = 0 if drafter is None else drafter.block
         think_end = tokenizer().control_ids[THINK_END]
-        rows = (SLOTS + 1) * (block + 1)
-        self.pipeline = Pipeline(WIDTH, [STOP], think_end, CPU, SLOTS + 1, rows, budget_s)
+        self.pipeline = Pipeline(WIDTH, [STOP], think_end, CPU, SLOTS + 1, block + 1, budget_s)
         speculation = None if drafter is None else Speculation(drafter, state, mode)  # type: ignore[arg-type]
         self.runner = StepRunner(model, state, (STOP,), speculation, self.pipeline)
         self.rank = Rank(

@@ -36,8 +36,8 @@ ANY = 300
 
 def drafting(*drafted: int, block: int = BLOCK) -> tuple[Served, ScriptedDrafter]:
     """A rank whose drafter says these tokens behind a prompt of one token, then ANY."""
-    drafter = ScriptedDrafter(block, (1, 2))
-    drafter.check_anchors = False
+    drafter = ScriptedDrafter(block, (1, 2), WIDTH)
+    drafter.check_anchors, drafter.samples = False, True
     served = Served(drafter)  # type: ignore[arg-type]
     drafter.texts = {slot: [0, *drafted, *[ANY] * 60] for slot in range(1, 9)}
     return served, drafter
@@ -87,7 +87,7 @@ class Steps:
     """A pipeline whose steps are told by hand: one request a slot, behind a prompt of 3 tokens."""
 
     def __init__(self, budget_s: float = 10.0) -> None:
-        self.pipeline = Pipeline(WIDTH, [STOP], END, CPU, 5, 40, budget_s)
+        self.pipeline = Pipeline(WIDTH, [STOP], END, CPU, 5, BLOCK + 1, budget_s)
         self.behind: dict[int, int] = {}
         self.epoch = 0
 

@@ -16,8 +16,10 @@ from engine.actors.grammar_pipeline import (
     Entered,
     GrammarPipeline,
     Kept,
+    Leads,
     Left,
     Retained,
+    Returned,
     Traversed,
 )
 from engine.errors import Unexpected
@@ -75,6 +77,21 @@ def keeps_a_matcher(self: GrammarPipeline, msg: Left) -> None:
     """Forgets nobody."""
 
 
+def walks_off(self: GrammarPipeline, msg: Leads) -> None:
+    """Matchers that are counted where they walk to."""
+    self.led, self.requests, self.anchors = msg.epoch, msg.requests, msg.anchors
+    self.stands |= {request: self.stands[request] + 1 for request in msg.requests}
+
+
+def pays_when_back(self: GrammarPipeline, msg: Leads) -> None:
+    """Matchers walk ahead from where they stood before the last step's tokens."""
+    if not isinstance(msg, Leads):
+        PAY(self, msg)
+
+
+PAY = GrammarPipeline.advance
+
+
 def owes_to_strangers(self: GrammarPipeline, msg: Retained) -> None:
     """What is kept is owed one position later."""
     self.owing = msg.epoch
@@ -90,12 +107,15 @@ def sees_an_end_at_once(self: GrammarPipeline, msg: Retained) -> None:
 
 
 FAULTS: list[tuple[str, str, Callable[..., Any], str]] = [
-    ("masks-race", "advance", pays_and_still_owes, "GP1"),
+    ("masks-race", "advance", pays_and_still_owes, "I1"),
     ("masks-race", "advance", feeds_twice, "fed_in_order"),
     ("masks-race", "advance", forgets_what_is_owed, "read_matchers_have_every_token"),
     ("masks-race", "is_of_this_step", moves_while_read, "I1"),
     ("masks-race", "owe", owes_to_strangers, "GP1"),
     ("masks-race", "owe", sees_an_end_at_once, "I6"),
+    ("masks-race", "lead", walks_off, "I1"),
+    ("masks-race", "advance", pays_when_back, "I1"),
+    ("masks-race", "leads_from_the_anchors", never, "Leads in resting"),
     ("masks-race", "is_owed", never, "every_kept_token_was_fed"),
     ("masks-race", "reaches_the_anchors", never, "Barrier in begun"),
     ("masks-requests", "leave", keeps_a_matcher, "nobody_is_left"),
@@ -133,10 +153,29 @@ def stepped(tokens: tuple[int, ...] = (7, 8)) -> GrammarPipeline:
     return masks
 
 
+def led() -> GrammarPipeline:
+    """Its second step drafts."""
+    masks = stepped()
+    masks.receive(Leads(2, (1,), (6,)))
+    return masks
+
+
+def led_twice() -> GrammarPipeline:
+    """Its second step has drafted."""
+    masks = led()
+    masks.receive(Returned(2))
+    return masks
+
+
 REFUSED: list[tuple[str, Callable[[], GrammarPipeline], object]] = [
     ("an unknown request", stepped, Began(2, (2,), (6,))),
     ("a request named twice", stepped, Began(2, (1, 1), (6, 6))),
     ("a step over again", stepped, Began(1, (1,), (6,))),
+    ("drafts of an unknown request", stepped, Leads(2, (2,), (6,))),
+    ("drafts from elsewhere", stepped, Leads(2, (1,), (5,))),
+    ("drafts over again", led_twice, Leads(2, (1,), (6,))),
+    ("the drafts of another step", led, Returned(1)),
+    ("a request that leaves while its matcher walks", led, Left(1)),
 ]
 
 

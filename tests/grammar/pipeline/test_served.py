@@ -175,7 +175,8 @@ def test_a_matcher_that_disagrees_fails_its_request_alone(rank: Served) -> None:
     rank.load()
     rank.step()
     rank.step()
-    rank.pipeline._thread.submit(rank.pipeline._requests[1].advance, [5], 1.0).result()
+    thread = rank.pipeline._thread
+    thread.executor.submit(thread._requests[1].advance, [5], 1.0).result()
     rank.drain()
     assert rank.finish[1][0] == FAILED
     assert rank.finish[1][2].startswith("GrammarDiverged: token 5")

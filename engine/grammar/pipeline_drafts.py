@@ -1,0 +1,137 @@
+"""Masks of drafts that are being made: a constrained request drafts what its grammar allows.
+
+The device thread has logits of one position after the other. Before it chooses a position's tokens it takes
+the masks (`apply`); then it says what it chose (`follow`) and goes on to the next logits, while the grammar
+thread takes the matchers one token ahead and fills the next masks. What the rows of the drafts allow is then
+known before the target runs; the step's masks are made of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from engine.errors import GrammarDiverged
+from engine.grammar.leads import ANCHOR, Lead
+from engine.grammar.matchers import MASKED
+from engine.grammar.pipeline_buffers import Drafted, Rows, fetch, forbid
+from engine.grammar.pipeline_counters import PipelineCounters
+from engine.model.draft import Choose
+from engine.runner.columns import Int, Upload
+
+
+class DraftBuffers:
+    """Where masks of drafts are: host memory [rows of a draft, slots, words], pinned for a CUDA device.
+
+    No event guards it. A position's tokens come to the host behind the device's read of its masks, and the
+    next step drafts when all of this one's results are there (I5).
+    """
+
+    def __init__(self, device: torch.device, rows: int, slots: int, words: int) -> None:
+        self.device = device
+        self._host = torch.zeros(rows, slots, words, dtype=torch.int32, pin_memory=device.type == "cuda")
+        self.host: npt.NDArray[np.int32] = self._host.numpy()
+        self.flat: Rows = self.host.reshape(-1, words)
+
+    def apply(self, row: int, logits: Tensor, index: Tensor) -> None:
+        """Rows `index` int64 [m] of logits [n, V], in place, by the first m masks of this row of drafts."""
+        masks = self._host[row, : index.numel()].to(self.device, non_blocking=True)
+        forbid(logits, index, masks)
+
+
+class DraftMasks:
+    """Masks of one step's drafts; m constrained groups of n that draft.
+
+    epoch   of the step
+    tokens  int64 [gamma, m], what was chosen
+    kinds   uint8 [gamma + 1, m], what the rows' masks mean, see matchers.FREE
+    leads   of each group, once the grammar thread has them
+    """
+
+    def __init__(
+        self, epoch: int, groups: int, places: Int, buffers: DraftBuffers, thread: ThreadPoolExecutor,
+        counters: PipelineCounters,
+    ) -> None:  # fmt: skip
+        """groups  n; places  int64 [m] of the constrained ones among them."""
+        self.epoch, self.leads = epoch, list[Lead]()
+        block = len(buffers.host) - 1
+        self.tokens = np.zeros((block, places.size), np.int64)
+        self.kinds = np.zeros((block + 1, places.size), np.uint8)
+        self._groups, self._places, self._buffers = groups, places, buffers
+        self._thread, self._counters = thread, counters
+        self._index = Upload(buffers.device).int64(places)
+        self._only = np.zeros((groups, block), np.bool_)
+        self._made: Future[None] | None = None
+
+    # ---- the device thread --------------------------------------------------------------------
+
+    def begin(self, start: Callable[[], Sequence[Lead]]) -> None:
+        """Queues the masks of the first tokens; `start` runs on the grammar thread."""
+
+        def work() -> None:
+            self.leads[:] = start()
+            self._fill(0, np.full(len(self.leads), ANCHOR))
+
+        self._made = self._thread.submit(work)
+
+    def guided(self, choose: Choose) -> Choose:
+        """`choose`, among tokens that the grammars allow."""
+
+        def pick(k: int, z: Tensor) -> Tensor:
+            assert self._made is not None
+            with self._counters.phase("draft_wait"):
+                self._made.result()
+            self._buffers.apply(k, z, self._index)
+            tokens = choose(k, z)
+            own = tokens if self._places.size == self._groups else tokens.index_select(0, self._index)
+            self._made = self._thread.submit(self._follow, k, fetch(own))
+            return tokens
+
+        return pick
+
+    def certain(self) -> npt.NDArray[np.bool_]:
+        """[n, gamma]: drafts that are the only token allowed, if those before them are accepted."""
+        return self._only
+
+    # ---- the grammar thread -------------------------------------------------------------------
+
+    def _follow(self, k: int, tokens: Callable[[], Drafted]) -> None:
+        with self._counters.phase("draft_d2h"):
+            self.tokens[k] = tokens()
+        self._fill(k + 1, self.tokens[k])
+
+    def _fill(self, row: int, tokens: Int) -> None:
+        """The masks of this row of all drafts, whose tokens before it are these."""
+        count, slots = len(self.leads), self._buffers.host.shape[1]
+        with self._counters.phase("traverse"):
+            for number, (lead, token) in enumerate(zip(self.leads, tokens.tolist(), strict=True)):
+                self.kinds[row, number] = lead.follow(token, self._buffers.flat, row * slots + number)
+            if row < len(self.tokens):
+                bits = np.bitwise_count(self._buffers.host[row, :count].view(np.uint32)).sum(1)
+                self._only[self._places, row] = (bits == 1) & (self.kinds[row] == MASKED)
+
+    def come_back(self) -> None:
+        """Every matcher stands at its anchor again."""
+        for lead in self.leads:
+            lead.come_back()
+
+    def rows(self, drafts: Drafted, widths: Int, out: Rows) -> npt.NDArray[np.uint8]:
+        """Writes the masks of the rows that are verified to `out`, group by group; returns their kinds.
+
+        drafts  int64 [m, gamma + 1], anchor and drafts of each group, as they are verified
+        widths  int64 [m], rows of each
+        raises  GrammarDiverged where other tokens are verified than were drafted
+        """
+        kinds, first = [], 0
+        for number, width in enumerate(widths.tolist()):
+            if not np.array_equal(drafts[number, 1:width], self.tokens[: width - 1, number]):
+                raise GrammarDiverged(f"group {number} of step {self.epoch} verifies what it didn't draft")
+            out[first : first + width] = self._buffers.host[:width, number]
+            kinds.append(self.kinds[:width, number])
+            first += width
+        return np.concatenate(kinds) if kinds else np.zeros(0, np.uint8)
