@@ -120,3 +120,19 @@ def commit_c4(
         for step in range(length):
             out[:, slot * 8 + (start + step) % 8] = pending[:, first + step]
     return out
+
+
+def index_scores(
+    q: Tensor, weights: Tensor, keys: Tensor, key_scales: Tensor | None, rows: Tensor, seen: Tensor
+) -> Tensor:
+    """Scores [blocks, W, N] float32, minus infinity where unseen or no key."""
+    real = (rows > 0) & (rows < len(keys))
+    safe = torch.where(real, rows, 0)
+    own = keys.float()[safe] * (1.0 if key_scales is None else key_scales[safe].unsqueeze(-1))
+    dots = torch.einsum("bwhd,bnd->bwhn", q.float(), own).relu_()
+    scores = torch.einsum("bwh,bwhn->bwn", weights, dots)
+    if seen.is_floating_point():
+        scores = scores + seen
+    else:
+        scores.masked_fill_(torch.arange(rows.shape[1], device=q.device) >= seen.unsqueeze(-1), -torch.inf)
+    return scores.masked_fill(~real.unsqueeze(1), -torch.inf)

@@ -1,0 +1,151 @@
+"""Index scores and the selection of entries against plain torch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from engine.errors import ShapeMismatch
+from engine.kernels.triton import oracle_compress as oracle
+from engine.kernels.triton.faults import Fault, no_faults
+from engine.kernels.triton.index_scores import ScoreShape, index_scores
+from engine.kernels.triton.select_entries import select_in_order
+from engine.model.ops import TorchOps
+from tests.kernels.triton.cases import DEVICE, distance, seeded
+
+FP32 = 1e-5
+"""Float32 sums in another order; products of bfloat16 and of FP8 are exact."""
+POOL_ROWS = 300
+SMALL = ScoreShape(16, 2, 2, 4, 2)
+
+
+class Scored:
+    """Queries, weights and a pool of keys of 32 channels."""
+
+    def __init__(self, blocks: int, width: int, heads: int, entries: int, dtype: torch.dtype) -> None:
+        generator = seeded(entries)
+
+        def drawn(*shape: int) -> Tensor:
+            return torch.randn(*shape, generator=generator, device=DEVICE)
+
+        self.q, self.weights = drawn(blocks, width, heads, 32).to(dtype), drawn(blocks, width, heads)
+        self.keys = drawn(POOL_ROWS, 32).to(dtype)
+        self.scales = drawn(POOL_ROWS).abs() if dtype == torch.float8_e4m3fn else None
+        self.rows = torch.randint(1, POOL_ROWS, (blocks, entries), generator=generator, device=DEVICE)
+        counts = torch.randint(0, entries + 1, (blocks, width), generator=generator, device=DEVICE)
+        self.counts = counts
+        column = torch.arange(entries, device=DEVICE)
+        self.bias = torch.zeros(blocks, width, entries, device=DEVICE)
+        self.bias.masked_fill_(column >= counts.unsqueeze(2), -torch.inf)
+
+    def scores(self, seen: Tensor, shape: ScoreShape | None, faults: Tensor) -> Tensor:
+        return index_scores(self.q, self.weights, self.keys, self.scales, self.rows, seen, faults, shape)
+
+    def wanted(self, seen: Tensor) -> Tensor:
+        return oracle.index_scores(self.q, self.weights, self.keys, self.scales, self.rows, seen)
+
+
+def same(out: Tensor, wanted: Tensor) -> bool:
+    """Minus infinity at the same places, and the rest within the tolerance."""
+    unseen = wanted.isneginf()
+    alike = torch.equal(out.isneginf(), unseen)
+    return alike and distance(out.masked_fill(unseen, 0), wanted.masked_fill(unseen, 0)) < FP32
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float8_e4m3fn])
+@pytest.mark.parametrize(
+    ("blocks", "width", "heads", "entries", "shape"),
+    [
+        (1, 1, 64, 70, None),
+        (2, 3, 6, 37, SMALL),
+        (1, 3, 16, 129, None),
+        (1, 2, 4, 0, None),
+        (0, 1, 4, 9, None),
+    ],
+)
+def test_scores(
+    blocks: int, width: int, heads: int, entries: int, shape: ScoreShape | None, dtype: torch.dtype
+) -> None:
+    case, faults = Scored(blocks, width, heads, entries, dtype), no_faults(DEVICE)
+    for seen in (case.counts, case.bias):
+        out = case.scores(seen, shape, faults)
+        assert out.shape == (blocks, width, entries)
+        assert same(out, case.wanted(seen))
+    assert int(faults) == 0
+
+
+def test_a_key_row_outside_is_told_and_scores_nothing() -> None:
+    case, faults = Scored(2, 1, 4, 40, torch.bfloat16), no_faults(DEVICE)
+    case.counts[:] = 40
+    case.rows[0, :2] = torch.tensor([0, -1], device=DEVICE)
+    assert same(case.scores(case.counts, SMALL, faults), case.wanted(case.counts))
+    assert int(faults) == 0
+    case.rows[0, 5], case.rows[1, 39] = POOL_ROWS, -2
+    out = case.scores(case.counts, SMALL, faults)
+    assert same(out, case.wanted(case.counts))
+    assert out.isneginf().nonzero().tolist() == [[0, 0, 0], [0, 0, 1], [0, 0, 5], [1, 0, 39]]
+    assert int(faults) == Fault.KEY_ROW
+
+
+def test_shapes_of_scoring_are_checked() -> None:
+    case, faults = Scored(1, 2, 4, 8, torch.bfloat16), no_faults(DEVICE)
+    with pytest.raises(ShapeMismatch, match="seen"):
+        case.scores(case.bias[:, :1], None, faults)
+    case.scales = torch.ones(POOL_ROWS, device=DEVICE)
+    with pytest.raises(ShapeMismatch, match="scales"):
+        case.scores(case.counts, None, faults)
+    case.keys = case.keys.float()
+    with pytest.raises(ShapeMismatch, match="float32"):
+        case.scores(case.counts, None, faults)
+
+
+def drawn(kind: str, rows: int, columns: int) -> Tensor:
+    """Scores [rows, columns] of a kind that is hard in its own way."""
+    generator = seeded(columns)
+    scores = torch.randn(rows, columns, generator=generator, device=DEVICE)
+    if kind == "ties":
+        scores = scores.mul(2).round().relu() * torch.randn_like(scores).sign()  # zeros of both signs too
+    if kind == "equal":
+        scores[:] = -0.5
+    if kind == "close":
+        scores = 1 + scores.mul(40).round() * 2**-23
+    if kind == "wide":
+        scores = scores * torch.exp2(scores * 40)
+        scores[:, ::7], scores[:, 5::20], scores[:, 9::30] = torch.inf, torch.nan, -torch.nan
+    if kind != "all seen":
+        scores[torch.rand(scores.shape, generator=generator, device=DEVICE) < 0.3] = -torch.inf
+    if kind == "unseen":
+        scores[:] = -torch.inf
+        scores[1:, -1] = 3.0
+    return scores
+
+
+KINDS = ["all seen", "ties", "equal", "close", "wide", "unseen"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("rows", "columns", "count"), [(2, 200, 64), (1, 1, 1), (1, 33, 33), (1, 4096, 512)])
+def test_selection_is_that_of_plain_torch(kind: str, rows: int, columns: int, count: int) -> None:
+    scores = drawn(kind, rows, columns)
+    assert torch.equal(select_in_order(scores, count), TorchOps().select_in_order(scores, count))
+
+
+@pytest.mark.parametrize(("kind", "columns"), [("ties", 170), ("equal", 65), ("wide", 170), ("unseen", 65)])
+def test_selection_in_parts_is_the_same(kind: str, columns: int) -> None:
+    scores = drawn(kind, 2, columns).view(1, 2, columns)
+    assert torch.equal(select_in_order(scores, 28, 64), TorchOps().select_in_order(scores, 28))
+
+
+def test_nothing_is_selected_of_nothing() -> None:
+    assert select_in_order(drawn("ties", 3, 8), 0).shape == (3, 0)
+    assert select_in_order(drawn("ties", 0, 8), 4).shape == (0, 4)
+
+
+def test_shapes_of_selection_are_checked() -> None:
+    for scores, count, part in (
+        (torch.zeros(2, 8), 9, 64), (torch.zeros(2, 100), 33, 64), (torch.zeros(8, 2).t(), 2, 64),
+        (torch.zeros(2, 8).double(), 2, 64), (torch.zeros(2, 8), 2, 48),
+    ):  # fmt: skip
+        with pytest.raises(ShapeMismatch):
+            select_in_order(scores, count, part)
