@@ -6,22 +6,34 @@ from typing import Any
 
 import pytest
 
-from engine.kernels.triton import draws, logits
+from engine.kernels.triton import accept, accept_residual, accept_rows, draws, logits
 from tests.kernels.triton.check_compile import compiled
 
 POINTERS = {
     "slots": "*i64", "floats": "*fp32", "ints": "*i64", "positions": "*i64", "tops": "*fp32", "args": "*i32",
     "sums": "*fp64", "listed": "*i32", "tokens": "*i64", "valid": "*i8", "bests": "*fp32", "totals": "*fp64",
-    "floors": "*i32", "lasts": "*i32",
+    "floors": "*i32", "lasts": "*i32", "lens": "*i64", "draft_logits": "*fp32", "ids": "*i64",
+    "repeats": "*u8", "choices": "*i64", "draft_tops": "*fp32", "draft_sums": "*fp64", "counts": "*i64",
+    "rows": "*i32", "drafted": "*i32", "q_best": "*fp32", "q_total": "*fp64", "more_sums": "*fp64",
+    "p_sums": "*fp64", "row_slots": "*i64", "row_positions": "*i64", "row_groups": "*i64",
+    "row_ahead": "*i64",
 }  # fmt: skip
+OTHER: dict[str, dict[str, str]] = {"draw": {"ids": "*i32"}, "spread": {"rows": "i32"}}
+"""Where a name means another type."""
 CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "group_stats": (logits._group_stats, {"GROUPS": 32, "SIZE": 128, "TEMPERED": True}),
     "draw": (draws._draw, {"PLACES": 1024, "SIZE": 128, "MOST": 512}),
     "search": (draws._search, {"WIDE": 1024}),
+    "spread": (accept_rows._spread, {"GROUPS": 128, "LANES": 8}),
+    "judge": (accept._judge, {"GROUPS": 128, "LANES": 8, "PLACES": 1024, "DENSE": True}),
+    "judge one-hot": (accept._judge, {"GROUPS": 128, "LANES": 8, "PLACES": 1, "DENSE": False}),
+    "sums": (accept_residual._sums, {"GROUPS": 16, "SIZE": 128, "DENSE": True}),
+    "sums one-hot": (accept_residual._sums, {"GROUPS": 16, "SIZE": 128, "DENSE": False}),
+    "replace": (accept_residual._replace, {"PLACES": 1024, "SIZE": 128, "DENSE": True}),
 }
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_compiles(name: str) -> None:
     kernel, constants = CASES[name]
-    compiled(kernel, POINTERS, constants)
+    compiled(kernel, POINTERS | OTHER.get(name, {}), constants)

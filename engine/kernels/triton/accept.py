@@ -1,0 +1,185 @@
+"""Lossless verification of drafts: which are accepted, and the token behind them; nothing waits for the host.
+
+Every verified row is first drawn from as plain decoding would (`draws.draw`). What a row of a greedy or a
+repeating request draws is the only draft it accepts; for the others odds decide, and the row behind the last
+accepted draft gives its own token, or at a rejection one from what p has more than q. Three launches behind
+the draws: the tests, the mass of each group of tokens at rejections, the draws there.
+
+Source: engine/runner/acceptance.py and acceptance_odds.py, whose rules these are.
+"""
+
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, misc"
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from engine.errors import ShapeMismatch
+from engine.kernels.triton.accept_residual import Rejections, replace_rejected
+from engine.kernels.triton.accept_rows import length_and_first, spread
+from engine.kernels.triton.draws import Drawn, draw
+from engine.kernels.triton.draws_numbers import ACCEPT, key_of, uniform, weight
+from engine.kernels.triton.logits import GroupStats, group_stats
+
+
+@dataclass(frozen=True)
+class Drafts:
+    """What B groups verify.
+
+    slots      int64 [B], negative for padding
+    positions  int64 [B], where the first token that each emits will stand
+    lens       int64 [B], rows of each, anchor included: 0 .. gamma + 1; a group of 0 emits nothing
+    ids        int64 [B, gamma]
+    logits     float32 [B, gamma, V], contiguous, what each draft was drawn from at its request's temperature;
+               None: a draft is the one token that could come
+    stats      of those logits at these temperatures, as [B gamma, V]; None: they are computed here
+    """
+
+    slots: Tensor
+    positions: Tensor
+    lens: Tensor
+    ids: Tensor
+    logits: Tensor | None
+    stats: GroupStats | None = None
+
+
+@dataclass(frozen=True)
+class Verdicts:
+    """Of B groups.
+
+    tokens  int64 [B, gamma + 1], what each emits, then zeros
+    counts  int64 [B], accepted drafts and one more; 0 without rows, and where the group failed
+    valid   bool [B]; False where a row holds NaN or infinity, or the last row allows nothing
+    """
+
+    tokens: Tensor
+    counts: Tensor
+    valid: Tensor
+
+
+@triton.jit
+def _proposed(
+    draft_logits, tops, sums, first, cell, judges, columns, places, temperature,
+    LANES: tl.constexpr, PLACES: tl.constexpr,
+):  # fmt: skip
+    """Of draft rows `first` on: the largest logit, the mass, and the weight of a token; [LANES]."""
+    place = tl.arange(0, PLACES)
+    row = first + tl.arange(0, LANES)
+    held = judges[:, None] & (place < places)[None, :]
+    at = row.to(tl.int64)[:, None] * places + place[None, :]
+    top = tl.load(tops + at, mask=held, other=float("-inf"))
+    best = tl.max(top, 1)
+    best = tl.where(tl.abs(best) < float("inf"), best, 0.0)
+    mass = tl.load(sums + at, mask=held, other=0.0) * weight(top, best[:, None], temperature).to(tl.float64)
+    value = tl.load(draft_logits + row.to(tl.int64) * columns + cell, mask=judges, other=float("-inf"))
+    return best, tl.sum(mass, 1), weight(value, best, temperature)
+
+
+@triton.jit
+def _judge(
+    logits, ids, draft_logits, slots, positions, lens, floats, ints, repeats, choices, bests, totals, floors,
+    lasts, draft_tops, draft_sums, tokens, counts, valid, rows, drafted, q_best, q_total,
+    stride, columns, places, groups, gamma, fields, numbers,
+    GROUPS: tl.constexpr, LANES: tl.constexpr, PLACES: tl.constexpr, DENSE: tl.constexpr,
+):  # fmt: skip
+    group = tl.program_id(0)
+    own, first = length_and_first(lens, slots, group, groups, GROUPS)
+    lane = tl.arange(0, LANES)
+    row = first + lane
+    best = tl.load(bests + row, mask=lane < own, other=0.0)
+    choice = tl.load(choices + row, mask=lane < own, other=0)
+    judges = lane < own - 1
+    draft = tl.load(ids + group * gamma + lane, mask=judges, other=-1)
+    passed = (choice == draft).to(tl.int32)
+    slot = tl.maximum(tl.load(slots + group).to(tl.int64), 0)
+    temperature, top_k = tl.load(floats + slot * fields), tl.load(ints + slot * numbers + 1)
+    by_odds = (own > 0) & (temperature > 0) & (top_k != 1) & (tl.load(repeats + slot) == 0)
+    fit = tl.zeros((LANES,), tl.int32)
+    least, mass = tl.zeros((LANES,), tl.float32), tl.full((LANES,), 1.0, tl.float64)
+    if by_odds:
+        tested = judges & (draft >= 0) & (draft < columns)
+        cell = tl.where(tested, draft, 0)
+        value = tl.load(logits + row.to(tl.int64) * stride + cell, mask=tested, other=float("-inf"))
+        own_weight = weight(value, tl.where(tl.abs(best) < float("inf"), best, 0.0), temperature)
+        key, floor = key_of(own_weight), tl.load(floors + row, mask=judges, other=0)
+        kept = (key > floor) | ((key == floor) & (cell <= tl.load(lasts + row, mask=judges, other=0)))
+        finite = tested & (tl.abs(best) < float("inf"))
+        p = tl.where(kept, own_weight, 0.0).to(tl.float64) / tl.load(totals + row, mask=finite, other=1.0)
+        q = tl.full((LANES,), 1.0, tl.float64)
+        if DENSE:
+            least, mass, heavy = _proposed(
+                draft_logits, draft_tops, draft_sums, group * gamma, cell, judges, columns, places,
+                temperature, LANES, PLACES,
+            )  # fmt: skip
+            q = heavy.to(tl.float64) / tl.where(mass > 0, mass, 1.0)
+        fit = (tested & (q > 0)).to(tl.int32)
+        key = tl.load(ints + slot * numbers) + tl.zeros((LANES,), tl.int64)
+        u = uniform(key, tl.load(positions + group) + lane, ACCEPT)
+        passed = fit * (u * q < p).to(tl.int32)
+    goes_on = judges & (passed > 0) & (best > float("-inf"))
+    accepted = tl.min(tl.where(goes_on, LANES, lane), 0)
+    at_end = lane == accepted
+    # A row that allows nothing accepts nothing, and a group that ends there fails.
+    largest = tl.max(best, 0)
+    reached = tl.max(tl.where(at_end, best, float("-inf")), 0)
+    sound = (largest < float("inf")) & (reached > float("-inf"))
+    count = tl.where(sound & (own > 0), accepted + 1, 0)
+    told = tl.where(lane < accepted, draft, choice)
+    tl.store(tokens + group * (gamma + 1) + lane, tl.where(lane < count, told, 0), mask=lane <= gamma)
+    tl.store(counts + group, count.to(tl.int64))
+    tl.store(valid + group, sound.to(tl.int8))
+    rejected = by_odds & (count > 0) & (accepted < own - 1)
+    tl.store(rows + group, tl.where(rejected, first + accepted, -1))
+    tl.store(drafted + group, tl.max(tl.where(at_end & (fit > 0), draft, -1), 0).to(tl.int32))
+    tl.store(q_best + group, tl.sum(tl.where(at_end, least, 0.0), 0))
+    tl.store(q_total + group, tl.sum(tl.where(at_end, tl.where(mass > 0, mass, 1.0), 0.0), 0))
+
+
+def accept(
+    logits: Tensor, drafts: Drafts, floats: Tensor, ints: Tensor, repeats: Tensor, rows: Drawn | None = None
+) -> Verdicts:
+    """Judges all groups; no count grows.
+
+    logits   float32 [M, V], edited, group by group; rows behind the last group's are padding
+    floats   float32 [S, 6], ints int64 [S, 2], of SlotParameters;  repeats  uint8 [S], Features.repeats
+    rows     what plain decoding draws from these rows (`draws.draw`); None: it is drawn here
+    raises   ShapeMismatch
+    """
+    groups, gamma = drafts.ids.shape
+    count, columns = logits.shape
+    wanted = (groups, gamma, columns)
+    if drafts.logits is not None and (drafts.logits.shape != wanted or not drafts.logits.is_contiguous()):
+        raise ShapeMismatch(f"draft logits are {tuple(drafts.logits.shape)}, not {wanted} in one piece")
+    if rows is None:
+        laid = spread(drafts.slots, drafts.positions, drafts.lens, gamma + 1, count)
+        stats = group_stats(logits, laid.slots, floats)
+        rows = draw(logits, stats, laid.slots, laid.positions, floats, ints)
+    new = logits.new_empty
+    out = Verdicts(
+        new(groups, gamma + 1, dtype=torch.int64),
+        new(groups, dtype=torch.int64),
+        new(groups, dtype=torch.bool),
+    )
+    if not groups:
+        return out
+    q = drafts.stats
+    if q is None and drafts.logits is not None:
+        q = group_stats(drafts.logits.flatten(0, 1), drafts.slots, floats, width=gamma)
+    rejections = Rejections(*(new(groups, dtype=t) for t in (torch.int32, torch.int32, None, torch.float64)))
+    places, known = (1, (None, None)) if q is None else (q.tops.shape[1], (q.tops, q.sums))
+    _judge[(groups,)](
+        logits, drafts.ids, drafts.logits, drafts.slots, drafts.positions, drafts.lens, floats, ints, repeats,
+        rows.tokens, rows.best, rows.totals, rows.floors, rows.lasts, *known, out.tokens, out.counts,
+        out.valid.view(torch.int8), rejections.rows, rejections.drafted, rejections.q_best,
+        rejections.q_total, logits.stride(0), columns, places, groups, gamma, floats.stride(0),
+        ints.stride(0), triton.next_power_of_2(groups), triton.next_power_of_2(gamma + 1),
+        triton.next_power_of_2(places), drafts.logits is not None, num_warps=1 if q is None else 8,
+    )  # fmt: skip
+    table = (drafts.slots, drafts.positions, floats, ints)
+    replace_rejected(logits, drafts.logits, table, rows, rejections, out.counts, out.tokens)
+    return out
