@@ -43,6 +43,12 @@ class Settings:
     )
     device: str = _flag("cpu", "cpu or cuda", choices=("cpu", "cuda"))
     dtype: str = _flag("float32", "activation and dense weight type", choices=("float32", "bfloat16"))
+    kernels: str = _flag(
+        "",
+        "kernel set: native (C, float32 on the CPU), triton (bfloat16 on a device, weights as stored) or "
+        "torch; by default the one of device and type",
+        choices=("", "native", "triton", "torch"),
+    )
     deterministic: bool = _flag(
         False, "row invariance: a result doesn't depend on its batch", "--enable-deterministic-inference"
     )

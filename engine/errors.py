@@ -119,6 +119,10 @@ class ShapeMismatch(EngineError):
     """A tensor's shape or type differs from what its consumer declared; names slot and both shapes."""
 
 
+class DeviceMemory(EngineError):
+    """The device hasn't the memory that the settings ask for; says what took it, and the largest lever."""
+
+
 class CollectiveFailed(EngineError):
     """Ranks couldn't do together what all of them must do; the rank that gets it ends."""
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from engine.actors.capacity import CostTable
 from engine.cache_sizes import CacheSizes, cache_sizes, free_host_bytes
@@ -17,30 +16,28 @@ from engine.cost_table import cost_table_for, subject_of
 from engine.errors import ConfigError
 from engine.grammar.pipeline_counters import PATH
 from engine.grammar.rank_grammars import RankGrammars, rank_grammars
-from engine.kernels.cpu import CpuOps
+from engine.kernel_sets import operations
 from engine.memory.pools import KVState
 from engine.messages import RunStep, StepDone
-from engine.model.checkpoint import ShardRule, load_checkpoint, whole
 from engine.model.config import ModelConfig, eos_of
 from engine.model.draft import Drafter
 from engine.model.draft_loading import load_drafter
-from engine.model.dummy import dummy_weights
 from engine.model.groups import ALONE, Groups
-from engine.model.layout import FLOAT_LAYOUT
 from engine.model.model import DeepseekV4
-from engine.model.ops import TorchOps
-from engine.model.share import share_of
-from engine.model.tensor_specs import Draft
+from engine.model.quantised import Stored
+from engine.rank_weights import Say, rank_weights
 from engine.runner.speculative import VERIFY_MODES, Speculation, VerifyMode, slot_bytes
 from engine.runner.step import StepRunner
 from engine.runner.taps import TAP_ROWS
+from engine.start_memory import MemoryTable, weights_by_kind
 from engine.warm_up import warm_up
 
-Say = Callable[[str], None]
-"""Prints one line of progress."""
-
-SAID_PARTS = 10
 GB = 1 << 30
+
+_FEWER_WEIGHTS = "more ranks that share the routed experts, --ep-size with --dp-size"
+_FEWER_EXPERTS = "more ranks that share them, --ep-size with --dp-size"
+_FEWER_PAGES = "lower --max-total-tokens, --max-running-requests or --mem-fraction-static"
+_SMALLER_STEPS = "lower --chunked-prefill-size, --max-running-requests or --mem-fraction-static"
 
 _MODES: dict[str, VerifyMode] = {mode: mode for mode in VERIFY_MODES}
 
@@ -55,6 +52,7 @@ class Loaded:
     grammars of constrained requests; None: it can't follow any
     weights  bytes that were loaded
     took_s   how long it took
+    kernels  name of the kernel set
     """
 
     runner: StepRunner
@@ -66,6 +64,7 @@ class Loaded:
     grammars: RankGrammars | None = None
     weights: int = 0
     took_s: float = 0.0
+    kernels: str = "torch"
 
     @property
     def figures(self) -> Callable[[], dict[str, float]]:
@@ -74,6 +73,7 @@ class Loaded:
             "weight_memory_usage_gb": self.weights / GB,
             "kv_cache_memory_usage_gb": self.sizes.bytes / GB,
             'startup_time_seconds{phase="load"}': self.took_s,
+            f'kernel_set{{set="{self.kernels}"}}': 1.0,
         }
         masks: Callable[[], dict[str, float]] = dict
         if self.grammars is not None:
@@ -94,24 +94,19 @@ def load_rank(settings: Settings, say: Say, groups: Groups = ALONE) -> Loaded:
     begin = time.perf_counter()
     device, dtype = torch.device(settings.device), getattr(torch, settings.dtype)
     say(f"loading {settings.model_path} ({settings.load_format}, {settings.dtype}, {settings.device})")
-    config, weights = _weights(settings, groups, dtype, device, say)
-    model = DeepseekV4(
-        config,
-        weights,
-        device=device,
-        dtype=dtype,
-        deterministic=settings.deterministic,
-        kv_rounding="none",
-        ops=operations(settings),
-        groups=groups,
-        split_head=settings.enable_dp_lm_head,
-    )
+    config, memory = ModelConfig.from_json(settings.model_path), MemoryTable(device)
+    with memory.taking("the weights", lever=_FEWER_WEIGHTS):
+        model, drafter = _models(config, settings, groups, say)
+    loaded = weights_by_kind(model, drafter)
+    for kind, size in loaded.items():
+        memory.note(f"weights: {kind}", size, _FEWER_EXPERTS if kind == "routed experts" else "")
     # Ranks on the CPU share the host's memory, each of those on devices has its own.
-    free = free_host_bytes() // groups.dp.size if device.type == "cpu" else torch.cuda.mem_get_info(device)[0]
-    drafter = _drafter(config, weights, model, settings)
+    free = free_host_bytes() // groups.dp.size if device.type == "cpu" else free_device_bytes(device)
     draft_bytes = 0 if drafter is None else slot_bytes(drafter, config, dtype)
     sizes = cache_sizes(config, settings, dtype.itemsize, free, draft_bytes)
-    state = KVState(config, sizes.slots, sizes.full_pages, sizes.window_pages, device, dtype)
+    with memory.taking("the cache", sizes.bytes, _FEWER_PAGES):
+        state = KVState(config, sizes.slots, sizes.full_pages, sizes.window_pages, device, dtype)
+    memory.note("cache", sizes.bytes, _FEWER_PAGES)
     say(
         f"cache: {sizes.full_pages - 1} full and {sizes.window_pages - 1} window pages of 256 tokens, "
         f"{sizes.slots - 1} slots, {sizes.bytes >> 20} MiB"
@@ -126,7 +121,14 @@ def load_rank(settings: Settings, say: Say, groups: Groups = ALONE) -> Loaded:
         say(told_of(drafter, config, speculation))
     masks = None if grammars is None else grammars.pipeline
     runner = StepRunner(model, state, eos_ids, speculation, masks)
-    warm_up(runner, settings, say)
+    with memory.taking("the workspaces of steps, and graphs", lever=_SMALLER_STEPS):
+        warm_up(runner, settings, say)
+    if device.type == "cuda":
+        memory.note(
+            "workspaces and graphs", torch.cuda.memory_reserved(device) - memory.bytes, _SMALLER_STEPS
+        )
+    for line in memory.lines():
+        say(line)
     costs = None
     if speculation is not None and speculation.mode != "static":
         costs = cost_table_for(settings, subject_of(runner), say)
@@ -135,12 +137,39 @@ def load_rank(settings: Settings, say: Say, groups: Groups = ALONE) -> Loaded:
     took_s = time.perf_counter() - begin
     say(f"ready after {took_s:.1f} s")
     block = speculation.block if speculation else 0
-    size = sum(tensor.nbytes for tensor in weights.values())
-    return Loaded(runner, config, sizes, eos_ids, block, costs, grammars, size, took_s)
+    size = sum(loaded.values())
+    return Loaded(runner, config, sizes, eos_ids, block, costs, grammars, size, took_s, model.ops.name)
+
+
+def _models(
+    config: ModelConfig, settings: Settings, groups: Groups, say: Say
+) -> tuple[DeepseekV4, Drafter | None]:
+    """Target and draft, each weight read once and gone when it has its place. raises CheckpointError."""
+    ops = operations(settings)
+    say(f"operations: {ops.name}" + ("; weights stay as they are stored" if ops.keeps else ""))
+    with rank_weights(settings, config, groups, say, keeps=ops.keeps) as weights:
+        model = DeepseekV4(
+            config,
+            weights,
+            device=settings.device,
+            dtype=getattr(torch, settings.dtype),
+            deterministic=settings.deterministic,
+            kv_rounding="none",
+            ops=ops,
+            groups=groups,
+            split_head=settings.enable_dp_lm_head,
+        )
+        return model, _drafter(config, weights, model, settings)
+
+
+def free_device_bytes(device: torch.device) -> int:
+    """Memory of the device that nobody has, what loading left behind being given back first."""
+    torch.cuda.empty_cache()
+    return torch.cuda.mem_get_info(device)[0]
 
 
 def _drafter(
-    config: ModelConfig, weights: Mapping[str, Tensor], model: DeepseekV4, settings: Settings
+    config: ModelConfig, weights: Mapping[str, Stored], model: DeepseekV4, settings: Settings
 ) -> Drafter | None:
     """The checkpoint's draft; None where the settings ask for none.
 
@@ -161,33 +190,3 @@ def told_of(drafter: Drafter, config: ModelConfig, speculation: Speculation) -> 
         temperatures = ", ".join(f"{value:g}" for value in config.dspark.sts_temperatures)
         parts += [f"Markov rank {config.dspark.markov_rank}", f"confidence temperatures {temperatures}"]
     return f"draft: {'; '.join(parts)}; mode {speculation.mode}, {speculation.bytes >> 20} MiB"
-
-
-def operations(settings: Settings) -> TorchOps | None:
-    """C kernels, row-invariant, for float32 on the CPU; else the model's own choice."""
-    return CpuOps() if (settings.device, settings.dtype) == ("cpu", "float32") else None
-
-
-def _weights(
-    settings: Settings, groups: Groups, dtype: torch.dtype, device: torch.device, say: Say
-) -> tuple[ModelConfig, Mapping[str, Tensor]]:
-    config = ModelConfig.from_json(settings.model_path)
-    share = share_of(config, groups, split_head=settings.enable_dp_lm_head)
-    drafts = bool(settings.speculative_algorithm)
-    rule = share.rule if not drafts else _whole_drafts(share.rule)
-    if settings.load_format == "dummy":
-        layout = FLOAT_LAYOUT
-        if drafts and config.dspark is not None:
-            layout = replace(layout, draft=Draft.DSPARK, stages=len(config.dspark.target_layer_ids))
-        return config, dummy_weights(config, dtype, device, rule=rule, layout=layout)
-
-    def progress(done: int, total: int, name: str) -> None:
-        if done == total or done * SAID_PARTS // total != (done - 1) * SAID_PARTS // total:
-            say(f"loaded {done} of {total} tensors")
-
-    return load_checkpoint(settings.model_path, dtype, device, draft=drafts, rule=rule, progress=progress)
-
-
-def _whole_drafts(rule: ShardRule) -> ShardRule:
-    """A rank's rule, but for drafts, which every rank has whole: its draft forward meets no other."""
-    return lambda name, spec: whole(name, spec) if name.startswith("mtp.") else rule(name, spec)

@@ -99,6 +99,7 @@ GAUGES = {
     "spec_gained_tokens_per_second": Series("tokens a second that the same steps brought"),
     "utilization": Series("share of what limits the rank: its slots in use, or its cache where that is more"),
     "decode_sum_seq_lens": Series("known tokens of the requests that hold a slot"),
+    "kernel_set": Series("1 for the kernel set that runs", {"set": ("native", "tiles", "torch", "triton")}),
     "weight_memory_usage_gb": Series("of the loaded weights, in GB of 2^30 bytes"),
     "kv_cache_memory_usage_gb": Series("of all cache pools, in GB of 2^30 bytes"),
     "startup_time_seconds": Series(

@@ -86,6 +86,10 @@ class Drafter(Protocol):
     taps: tuple[int, ...]
     needs_next_tokens: bool
 
+    @property
+    def weights(self) -> object:
+        """What it holds, dataclasses of tensors: for accounts of memory."""
+
     def new_state(self, slots: int) -> DraftState:
         """KV of `slots` request slots, the sink included. What a slot held before is never looked at."""
 

@@ -34,7 +34,7 @@ class DSparkDrafter:
         if config.dspark is None:
             raise ConfigError("config.json has no dspark_* fields: there is no DSpark draft")
         dspark, self.model, self.ops = config.dspark, model, model.ops
-        self.config = draft_geometry(config)
+        self.config, self.weights = draft_geometry(config), weights
         self.block = block or dspark.block_size
         self.taps, self.noise = dspark.target_layer_ids, dspark.noise_token_id
         self.injection, self.head = weights.injection, weights.head

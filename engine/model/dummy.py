@@ -86,7 +86,9 @@ def dummy_weights(
 
 
 def _part(made: Tensor, shard: Shard) -> Tensor:
-    return made.narrow(shard.dim, shard.start, shard.stop - shard.start)
+    part = made.narrow(shard.dim, shard.start, shard.stop - shard.start)
+    # A view would hold the memory of the whole.
+    return part if part.shape == made.shape else part.clone()
 
 
 def _noise(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:

@@ -49,7 +49,7 @@ def in_order(rows: Tensor) -> Tensor:
 class TileOps(TorchOps):
     """TorchOps whose rows are independent, bit for bit."""
 
-    name = "torch in tiles"
+    name = "tiles"
     row_tile = ROW_TILE
     row_invariant = True
 

@@ -63,8 +63,7 @@ class Layer:
     def combine(self, rows: Dispatched, given: Tensor) -> Tensor:
         """Streams [T, hc, H] after the expert sub-block; `given` is `experts`' result."""
         shared = self.ops.shared_expert(rows.x, self.weights.moe, self.config.swiglu_limit)
-        routed = self.routed.back(self.ops, given, rows.x.shape[0])
-        y = (routed + shared).to(rows.x.dtype)
+        y = self.routed.back(self.ops, given, shared)
         return self.ops.mhc_post(y, rows.streams, rows.post, rows.comb)
 
     def _enter(self, streams: Tensor, *, ffn: bool) -> tuple[Tensor, Tensor, Tensor]:

@@ -238,6 +238,17 @@ class TorchOps:
         """The sum over choices, float32 [T, H], of rows [T, k, H]."""
         return rows.sum(1, dtype=torch.float32)
 
+    def join_choices(self, parts: Tensor, shared: Tensor) -> Tensor:
+        """The sums over choices of this rank's T rows, plus `shared` [T, H]; its type.
+
+        parts  [P, R, k, H] from every rank, R at least T; of a choice's rows all but one are zero, so that
+               their sum over ranks is exact
+        """
+        own = parts[0, : len(shared)]
+        for part in parts[1:, : len(shared)]:
+            own = own + part
+        return (self.sum_choices(own) + shared).to(shared.dtype)
+
     def shared_expert(self, x: Tensor, moe: MoeWeights, limit: float) -> Tensor:
         """The expert that every row uses; [T, H] in x's type."""
         act = self.swiglu(self.linear(x, moe.shared_w13), limit).to(x.dtype)

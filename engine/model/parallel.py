@@ -47,8 +47,8 @@ class Experts(Protocol):
     def run(self, ops: TorchOps, sent: ExpertRows, moe: MoeWeights, limit: float) -> Tensor:
         """What this rank's experts give."""
 
-    def back(self, ops: TorchOps, given: Tensor, rows: int) -> Tensor:
-        """The sum over each row's experts, float32 [T, H], of this rank's first `rows` rows."""
+    def back(self, ops: TorchOps, given: Tensor, shared: Tensor) -> Tensor:
+        """The sum over each of this rank's rows' experts, plus the shared one's rows [T, H]; their type."""
 
 
 class LocalExperts:
@@ -62,9 +62,9 @@ class LocalExperts:
         """As Experts.run."""
         return ops.experts(sent.x, sent.ids, sent.weights, moe, limit)
 
-    def back(self, ops: TorchOps, given: Tensor, rows: int) -> Tensor:
+    def back(self, ops: TorchOps, given: Tensor, shared: Tensor) -> Tensor:
         """As Experts.back."""
-        return given
+        return (given + shared).to(shared.dtype)
 
 
 class SpreadExperts:
@@ -96,13 +96,11 @@ class SpreadExperts:
         """As Experts.run: [n, k, H], a row for each choice."""
         return ops.expert_rows(sent.x, sent.ids, sent.weights, moe, limit)
 
-    def back(self, ops: TorchOps, given: Tensor, rows: int) -> Tensor:
-        """As Experts.back. Of each choice's rows all but one are zero, so their sum over ranks is exact."""
-        parts = self.group.there.swap(given.view(self.group.size, -1, *given.shape[1:]))
-        own = parts[0, :rows]
-        for part in parts[1:, :rows]:
-            own = own + part
-        return ops.sum_choices(own)
+    def back(self, ops: TorchOps, given: Tensor, shared: Tensor) -> Tensor:
+        """As Experts.back."""
+        return ops.join_choices(
+            self.group.there.swap(given.view(self.group.size, -1, *given.shape[1:])), shared
+        )
 
 
 class Head(Protocol):

@@ -69,6 +69,11 @@ class CheckpointWeights(Mapping[str, Stored]):
             self._progress(len(self._read), len(self._shards), name)
         return found
 
+    @property
+    def unread(self) -> list[str]:
+        """Names that nobody has asked for, in order."""
+        return sorted(self._shards.keys() - self._read)
+
     def _load(self, name: str, shard: Shard) -> Stored:
         role = self._specs[name].role
         stored, scale_shard = stored_shards(name, role, shard)

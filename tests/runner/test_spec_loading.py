@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from engine import loading
+from engine import rank_weights
 from engine.config import NANO, Settings
 from engine.errors import CheckpointError, ConfigError
 from engine.kernels.cpu import CpuOps
@@ -21,9 +20,10 @@ from engine.messages import Sampling
 from engine.model.checkpoint import load_checkpoint
 from engine.model.draft import Drafter
 from engine.model.draft_loading import load_drafter
-from engine.model.dummy import dummy_weights
+from engine.model.dummy import DummyWeights, dummy_weights
 from engine.model.layout import FLOAT_LAYOUT
 from engine.model.model import DeepseekV4
+from engine.model.quantised import Stored, plain
 from engine.model.tensor_specs import Draft
 from engine.model.tokenizer import load_tokenizer
 from engine.runner.speculative import Speculation
@@ -99,6 +99,25 @@ def test_a_checkpoint_without_a_draft_is_refused(folder: Path, tmp_path: Path) -
         load_rank(settings(tmp_path), lambda line: None)
 
 
+def test_a_rank_tells_its_operations_and_what_takes_its_memory(loaded: tuple[Loaded, list[str]]) -> None:
+    rank, said = loaded
+    assert "operations: native" in said
+    last = next(place for place, line in enumerate(said) if line.endswith("MiB in all"))
+    lines = [line for line in said[: last + 1] if line.startswith("memory:")]
+    sizes = {line.split("MiB ")[1]: float(line.split()[1]) for line in lines}
+    kinds = {"routed experts", "shared experts", "attention", "compressors", "indexers", "routers", "draft"}
+    assert {f"weights: {kind}" for kind in kinds | {"head", "embedding"}} < sizes.keys()
+    # Four layers of eight experts of three matrices of 256 x 256 in float32.
+    assert sizes["weights: routed experts"] == 4 * 8 * 3 * 256 * 256 * 4 / (1 << 20)
+    whole = sizes.pop("in all")
+    assert sum(sizes.values()) == pytest.approx(whole, abs=1.0)
+    figures = rank.figures()
+    assert figures['kernel_set{set="native"}'] == 1.0
+    assert figures["weight_memory_usage_gb"] + figures["kv_cache_memory_usage_gb"] == pytest.approx(
+        whole / 1024, rel=0.01
+    )
+
+
 @pytest.mark.parametrize(
     ("name", "said"),
     [
@@ -111,14 +130,12 @@ def test_a_checkpoint_without_a_draft_is_refused(folder: Path, tmp_path: Path) -
 def test_weights_of_nan_are_refused(
     folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, said: str
 ) -> None:
-    make = loading.dummy_weights
+    class Broken(DummyWeights):
+        def __getitem__(self, wanted: str) -> Stored:
+            found = super().__getitem__(wanted)
+            return plain(found).fill_(torch.nan) if wanted == name else found
 
-    def broken(*args: Any, **named: Any) -> dict[str, torch.Tensor]:
-        weights = make(*args, **named)
-        weights[name].fill_(torch.nan)
-        return weights
-
-    monkeypatch.setattr(loading, "dummy_weights", broken)
+    monkeypatch.setattr(rank_weights, "DummyWeights", Broken)
     with pytest.raises(CheckpointError, match=said):
         load_rank(settings(folder), lambda line: None)
 

@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from engine.errors import ShapeMismatch
 from engine.kernels.triton.formats import convert
 
 
@@ -31,14 +32,50 @@ def _combine(
     tl.store(out + row * hidden + channel, convert(total, out.dtype.element_ty), mask=held)
 
 
-def combine(parts: Tensor, ids: Tensor, experts: int, extra: Tensor | None = None) -> Tensor:
-    """The sum over choices in their order, in float32, plus `extra`; bfloat16 [T, H].
+@triton.jit
+def _join(
+    parts, extra, out, rows, count, hidden, PARTS: tl.constexpr, CHOICES: tl.constexpr, WIDE: tl.constexpr
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    channel = tl.program_id(1) * WIDE + tl.arange(0, WIDE)
+    held = channel < hidden
+    total = tl.zeros((WIDE,), tl.float32)
+    for choice in tl.static_range(CHOICES):
+        for part in tl.static_range(PARTS):
+            at = ((part * rows + row) * CHOICES + choice) * hidden
+            total += tl.load(parts + at + channel, mask=held, other=0.0).to(tl.float32)
+    total += tl.load(extra + row * hidden + channel, mask=held, other=0.0).to(tl.float32)
+    tl.store(out + row * hidden + channel, convert(total, out.dtype.element_ty), mask=held)
+
+
+def join(parts: Tensor, extra: Tensor) -> Tensor:
+    """The sum over choices in their order and over parts, in float32, plus `extra`; extra's type, [T, H].
+
+    parts  [P, R >= T, k, H], contiguous; of a choice's rows all but one are zero
+    extra  [T, H], contiguous
+    raises ShapeMismatch
+    """
+    count, rows, choices, hidden = parts.shape
+    if not parts.is_contiguous() or not extra.is_contiguous() or extra.shape[1] != hidden:
+        raise ShapeMismatch(f"parts {tuple(parts.shape)}, extra {tuple(extra.shape)}")
+    out = torch.empty_like(extra)
+    if len(extra):
+        wide = min(1024, triton.next_power_of_2(hidden))
+        grid = (len(extra), triton.cdiv(hidden, wide))
+        _join[grid](parts, extra, out, rows, len(extra), hidden, count, choices, wide)
+    return out
+
+
+def combine(
+    parts: Tensor, ids: Tensor, experts: int, extra: Tensor | None = None, dtype: torch.dtype = torch.bfloat16
+) -> Tensor:
+    """The sum over choices in their order, in float32, plus `extra`; [T, H] of `dtype`.
 
     parts  bfloat16 [T k, H]; rows of ids outside 0..experts - 1 aren't read
     extra  [T, H], the shared expert's rows, or none
     """
     (rows, choices), hidden = ids.shape, parts.shape[1]
-    out = torch.empty(rows, hidden, dtype=torch.bfloat16, device=parts.device)
+    out = torch.empty(rows, hidden, dtype=dtype, device=parts.device)
     if rows:
         wide = min(1024, triton.next_power_of_2(hidden))
         grid = (rows, triton.cdiv(hidden, wide))

@@ -175,11 +175,15 @@ def gate_up(
     return act
 
 
-def down(act: Tensor, experts: Fp4Experts, blocks: Blocks, cut: Cut) -> Tensor:
-    """What each choice's expert gives; bfloat16 [T k, H]. Rows of ids outside 0..E - 1 aren't written."""
+def down(act: Tensor, experts: Fp4Experts, blocks: Blocks, cut: Cut, out: Tensor | None = None) -> Tensor:
+    """What each choice's expert gives; bfloat16 [T k, H]. Rows of ids outside 0..E - 1 aren't written.
+
+    out  where it goes; None: new memory, with anything in such rows
+    """
     if experts.inner % cut.channels or experts.hidden % cut.outputs:
         raise ShapeMismatch(f"{cut} for {experts.inner} channels and {experts.hidden} outputs")
-    out = torch.empty(act.shape[0], experts.hidden, dtype=torch.bfloat16, device=act.device)
+    if out is None:
+        out = torch.empty(act.shape[0], experts.hidden, dtype=torch.bfloat16, device=act.device)
     if act.shape[0]:
         hidden, inner = experts.hidden, experts.inner
         _down[(blocks.owners.shape[0], hidden // cut.outputs)](
@@ -193,18 +197,35 @@ def down(act: Tensor, experts: Fp4Experts, blocks: Blocks, cut: Cut) -> Tensor:
 
 def run_experts(
     x: Tensor, ids: Tensor, weights: Tensor, experts: Fp4Experts, limit: float, extra: Tensor | None = None,
-    shape: ExpertShape | None = None,
+    shape: ExpertShape | None = None, dtype: torch.dtype = torch.bfloat16,
 ) -> Tensor:  # fmt: skip
-    """Sum over each row's experts, plus `extra`; bfloat16 [T, H]. Sizes follow from shapes alone.
+    """Sum over each row's experts, plus `extra`; [T, H] of `dtype`. Sizes follow from shapes alone.
 
     x        [T, H] bfloat16 or float32; ids [T, k] int32 or int64, outside 0..E - 1: nothing is added
     weights  [T, k] float32
     raises   ShapeMismatch
     """
+    rows = _rows(x, ids, weights, experts, limit, shape, None)
+    return combine(rows, ids.contiguous(), experts.count, extra, dtype)
+
+
+def choice_rows(x: Tensor, ids: Tensor, weights: Tensor, experts: Fp4Experts, limit: float) -> Tensor:
+    """What each choice's expert gives, weighted; bfloat16 [T, k, H], zero for ids outside 0..E - 1.
+
+    Arguments and errors as of `run_experts`.
+    """
+    out = torch.zeros(ids.numel(), experts.hidden, dtype=torch.bfloat16, device=x.device)
+    return _rows(x, ids, weights, experts, limit, None, out).view(*ids.shape, experts.hidden)
+
+
+def _rows(
+    x: Tensor, ids: Tensor, weights: Tensor, experts: Fp4Experts, limit: float, shape: ExpertShape | None,
+    out: Tensor | None,
+) -> Tensor:  # fmt: skip
     if x.shape[1] != experts.hidden or ids.shape != weights.shape or ids.shape[0] != x.shape[0]:
         raise ShapeMismatch(f"x {tuple(x.shape)}, ids {tuple(ids.shape)}, experts of {experts.hidden}")
     ids, weights = ids.contiguous(), weights.contiguous()
     shape = shape or shape_for(ids.numel(), experts)
     blocks = sort_choices(ids, experts.count, shape.rows)
     act = gate_up(round_split(x), weights, experts, blocks, limit, shape.gate_up)
-    return combine(down(act, experts, blocks, shape.down), ids, experts.count, extra)
+    return down(act, experts, blocks, shape.down, out)

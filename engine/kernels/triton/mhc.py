@@ -40,7 +40,10 @@ def _times(value, weight, total):
 
 
 @triton.jit
-def _mix(x, fn, mixed, squares, rows, columns, SPLIT: tl.constexpr, ROWS: tl.constexpr, WIDE: tl.constexpr):
+def _mix(
+    x, fn, mixed, squares, rows, columns,
+    SPLIT: tl.constexpr, ROWS: tl.constexpr, WIDE: tl.constexpr, OUTPUTS: tl.constexpr,
+):  # fmt: skip
     t = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     split = tl.program_id(1)
     t_read = tl.where(t < rows, t, 0).to(tl.int64)
@@ -54,7 +57,7 @@ def _mix(x, fn, mixed, squares, rows, columns, SPLIT: tl.constexpr, ROWS: tl.con
         channel = step * WIDE + k
         held = (channel < columns)[None, :]
         value = tl.load(x + t_read[:, None] * columns + channel[None, :], mask=held, other=0.0)
-        rest = held & (output < 24)[:, None]
+        rest = held & (output < OUTPUTS)[:, None]
         weight = tl.load(fn + output[:, None] * columns + channel[None, :], mask=rest, other=0.0)
         total = _times(value, weight, total)
         value = value.to(tl.float32)
@@ -136,7 +139,7 @@ def _store(at, a, b, c, d):
 
 
 @triton.jit
-def _collapse(x, pre, norm, out, hidden, eps, WIDE: tl.constexpr):
+def _collapse(x, pre, norm, out, hidden, eps, WIDE: tl.constexpr, NORMED: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     channel = tl.arange(0, WIDE)
     held = channel < hidden
@@ -145,8 +148,9 @@ def _collapse(x, pre, norm, out, hidden, eps, WIDE: tl.constexpr):
         stream = tl.load(x + (row * 4 + j) * hidden + channel, mask=held, other=0.0).to(tl.float32)
         u += tl.load(pre + row * 4 + j) * stream
     u = convert(u, out.dtype.element_ty).to(tl.float32)
-    u = u * tl.rsqrt(tl.sum(u * u, 0) / hidden + eps)
-    u = u * tl.load(norm + channel, mask=held, other=0.0)
+    if NORMED:
+        u = u * tl.rsqrt(tl.sum(u * u, 0) / hidden + eps)
+        u = u * tl.load(norm + channel, mask=held, other=0.0)
     tl.store(out + row * hidden + channel, convert(u, out.dtype.element_ty), mask=held)
 
 
@@ -168,6 +172,25 @@ def _post(y, x, post, comb, out, hidden, WIDE: tl.constexpr):
         tl.store(out + at + k * hidden, convert(value, out.dtype.element_ty), mask=held)
 
 
+def mix(streams: Tensor, fn: Tensor) -> tuple[Tensor, Tensor]:
+    """Products of streams [T, 4, H] with fn [n <= 32, 4 H] and sums of squares, in parts to be added.
+
+    returns  [parts, T, 32], of which the first n are filled, and [parts, T], float32
+    """
+    rows, device = streams.shape[0], streams.device
+    block = MIX_ROWS if rows <= 64 else 4 * MIX_ROWS
+    blocks, split = triton.cdiv(rows, block), 1
+    while split < MAX_SPLIT and blocks * split < multiprocessors(device):
+        split *= 2
+    mixed = torch.empty(split, rows, 32, device=device)
+    squares = torch.empty(split, rows, device=device)
+    outputs, columns = fn.shape
+    _mix[(blocks, split)](
+        streams, fn, mixed, squares, rows, columns, split, block, MIX_CHANNELS, outputs, num_stages=3
+    )
+    return mixed, squares
+
+
 def mhc_pre(
     streams: Tensor, mhc: MhcWeights, iterations: int, hc_eps: float, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -186,22 +209,14 @@ def mhc_pre(
     post, comb = torch.empty(rows, 4, device=device), torch.empty(rows, 4, 4, device=device)
     if rows == 0:
         return out, post, comb
-    block = MIX_ROWS if rows <= 64 else 4 * MIX_ROWS
-    blocks, split = triton.cdiv(rows, block), 1
-    while split < MAX_SPLIT and blocks * split < multiprocessors(device):
-        split *= 2
-    mixed = torch.empty(split, rows, 32, device=device)
-    squares = torch.empty(split, rows, device=device)
+    mixed, squares = mix(streams, mhc.fn)
     pre = torch.empty(rows, 4, device=device)
-    _mix[(blocks, split)](
-        streams, mhc.fn, mixed, squares, rows, 4 * hidden, split, block, MIX_CHANNELS, num_stages=3
-    )
     _gates[(rows,)](
-        mixed, squares, mhc.scale, mhc.base, pre, post, comb, rows, hidden, eps, hc_eps, iterations, split,
-        num_warps=1,
+        mixed, squares, mhc.scale, mhc.base, pre, post, comb, rows, hidden, eps, hc_eps, iterations,
+        len(mixed), num_warps=1,
     )  # fmt: skip
     wide = triton.next_power_of_2(hidden)
-    _collapse[(rows,)](streams, pre, mhc.norm, out, hidden, eps, wide, num_warps=8)
+    _collapse[(rows,)](streams, pre, mhc.norm, out, hidden, eps, wide, True, num_warps=8)
     return out, post, comb
 
 

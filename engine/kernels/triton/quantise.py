@@ -13,7 +13,15 @@ import triton.language as tl
 from torch import Tensor
 
 from engine.errors import ShapeMismatch
-from engine.kernels.triton.formats import AMAX_FLOOR, GROUP, group_exponent, power_of_two, to_e4m3
+from engine.kernels.triton.formats import (
+    AMAX_FLOOR,
+    GROUP,
+    convert,
+    group_exponent,
+    power_of_two,
+    sigmoid,
+    to_e4m3,
+)
 
 ROW_GROUPS = 8
 
@@ -44,6 +52,43 @@ def _round(x, out, columns, x_stride, FLOOR: tl.constexpr, GROUPS: tl.constexpr,
     near = to_e4m3(value, exponent).to(tl.float32) * power_of_two(exponent)
     place = channel // 4 + (channel % 4) * (columns // 4)
     tl.store(out + row * columns + place, near.to(tl.bfloat16), mask=held)
+
+
+@triton.jit
+def _swiglu(
+    x, codes, scales, inner, limit, FLOOR: tl.constexpr, GROUPS: tl.constexpr, SIZE: tl.constexpr
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    group = tl.program_id(1) * GROUPS + tl.arange(0, GROUPS)
+    channel = group[:, None] * SIZE + tl.arange(0, SIZE)[None, :]
+    held = channel < inner
+    at = x + row * 2 * inner + channel
+    gate = tl.minimum(tl.load(at, mask=held, other=0.0).to(tl.float32), limit)
+    up = tl.load(at + inner, mask=held, other=0.0).to(tl.float32)
+    value = gate * sigmoid(gate) * tl.minimum(tl.maximum(up, -limit), limit)
+    value = convert(value, tl.bfloat16).to(tl.float32)
+    exponent = group_exponent(tl.maximum(tl.max(tl.abs(value), 1), FLOOR))
+    tl.store(codes + row * inner + channel, to_e4m3(value, exponent[:, None]), mask=held)
+    groups = inner // SIZE
+    tl.store(scales + row * groups + group, power_of_two(exponent), mask=group < groups)
+
+
+def swiglu(gate_up: Tensor, limit: float) -> tuple[Tensor, Tensor]:
+    """FP8 codes and scales, as of `quantise`, of silu of the clamped gate times the clamped up.
+
+    gate_up  [T, 2 I], contiguous, I a multiple of 128; the product is rounded to bfloat16 first
+    raises   ShapeMismatch
+    """
+    rows, columns = _checked(gate_up)
+    inner = columns // 2
+    if inner % GROUP or not gate_up.is_contiguous():
+        raise ShapeMismatch(f"gate_up is {tuple(gate_up.shape)}; takes [T, twice a multiple of {GROUP}]")
+    codes = torch.empty(rows, inner, dtype=torch.float8_e4m3fn, device=gate_up.device)
+    scales = torch.empty(rows, inner // GROUP, dtype=torch.float32, device=gate_up.device)
+    if rows:
+        grid = (rows, triton.cdiv(inner // GROUP, ROW_GROUPS))
+        _swiglu[grid](gate_up, codes, scales, inner, limit, AMAX_FLOOR, ROW_GROUPS, GROUP)
+    return codes, scales
 
 
 def quantise(x: Tensor) -> tuple[Tensor, Tensor]:

@@ -9,7 +9,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from engine.kernels.triton import combine, experts, linear, mhc, norm, quantise, routing
+from engine.kernels.triton import combine, experts, head, linear, mhc, norm, quantise, routing
 
 HOPPER = GPUTarget("cuda", 90, 32)
 POINTERS = {
@@ -22,6 +22,7 @@ POINTERS = {
 FLOATS = {"eps", "hc_eps", "limit", "scaling"}
 CASES: dict[str, tuple[Any, dict[str, str], dict[str, Any]]] = {
     "quantise": (quantise._quantise, {"scales": "*fp32"}, {"FLOOR": 1e-4, "GROUPS": 8, "SIZE": 128}),
+    "swiglu": (quantise._swiglu, {"scales": "*fp32"}, {"FLOOR": 1e-4, "GROUPS": 8, "SIZE": 128}),
     "round": (quantise._round, {}, {"FLOOR": 1e-4, "GROUPS": 8, "SIZE": 128}),
     "linear few": (
         linear._linear, {"x": "*fp8e4nv", "w": "*fp8e4nv", "out": "*fp32"},
@@ -36,10 +37,11 @@ CASES: dict[str, tuple[Any, dict[str, str], dict[str, Any]]] = {
         {"ROWS": 16, "OUTPUTS": 64, "SPLIT": 1, "SWAP": True, "CODED": False, "SIZE": 128},
     ),
     "rms_norm": (norm._rms_norm, {}, {"ROWS": 1, "WIDE": 4096, "WEIGHTED": True}),
-    "mix": (mhc._mix, {}, {"SPLIT": 16, "ROWS": 16, "WIDE": 64}),
-    "mix fp32": (mhc._mix, {"x": "*fp32"}, {"SPLIT": 16, "ROWS": 16, "WIDE": 64}),
+    "mix": (mhc._mix, {}, {"SPLIT": 16, "ROWS": 16, "WIDE": 64, "OUTPUTS": 24}),
+    "mix fp32": (mhc._mix, {"x": "*fp32"}, {"SPLIT": 16, "ROWS": 16, "WIDE": 64, "OUTPUTS": 24}),
     "gates": (mhc._gates, {}, {"ITERATIONS": 20, "SPLIT": 16}),
-    "collapse": (mhc._collapse, {}, {"WIDE": 4096}),
+    "collapse": (mhc._collapse, {}, {"WIDE": 4096, "NORMED": True}),
+    "head weights": (head._weights, {}, {"SPLIT": 16}),
     "post": (mhc._post, {}, {"WIDE": 1024}),
     "route": (routing._route, {}, {"COUNT": 6, "PADDED": 8, "WIDE": 256, "HASHED": False}),
     "route by token": (routing._route, {}, {"COUNT": 6, "PADDED": 8, "WIDE": 256, "HASHED": True}),
@@ -51,6 +53,7 @@ CASES: dict[str, tuple[Any, dict[str, str], dict[str, Any]]] = {
     ),
     "down": (experts._down, {"w": "*i16"}, {"ROWS": 16, "OUTPUTS": 128, "STEP": 128, "SCALE_GROUP": 32}),
     "combine": (combine._combine, {}, {"CHOICES": 6, "WIDE": 1024, "EXTRA": True}),
+    "join": (combine._join, {}, {"PARTS": 2, "CHOICES": 6, "WIDE": 1024}),
 }  # fmt: skip
 
 

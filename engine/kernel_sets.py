@@ -1,0 +1,46 @@
+"""Which kernels a model runs on: the one that the settings name, or the one of their device and type."""
+
+from __future__ import annotations
+
+import torch
+
+from engine.config import Settings
+from engine.errors import ConfigError
+from engine.kernels.cpu import CpuOps
+from engine.model.invariant import TileOps
+from engine.model.ops import TorchOps
+
+
+def kernel_set(settings: Settings) -> str:
+    """Name of the set: native for float32 on the CPU, triton for bfloat16 on a device, else torch.
+
+    Row invariance on a device is plain torch's, in tiles.
+    """
+    if settings.kernels:
+        return settings.kernels
+    if (settings.device, settings.dtype) == ("cpu", "float32"):
+        return "native"
+    if (settings.device, settings.dtype) == ("cuda", "bfloat16") and not settings.deterministic:
+        return "triton"
+    return "torch"
+
+
+def operations(settings: Settings) -> TorchOps:
+    """The operations of `kernel_set`. Nothing else takes their place.
+
+    raises  ConfigError where they can't run on this device or in this type
+    """
+    name = kernel_set(settings)
+    if name == "torch":
+        return TileOps() if settings.deterministic else TorchOps()
+    if name == "native":
+        if (settings.device, settings.dtype) != ("cpu", "float32"):
+            raise ConfigError(
+                f"--kernels native is for float32 on the CPU, not {settings.dtype} on {settings.device}"
+            )
+        return CpuOps()
+    # Imported where it is used: only these need Triton, which takes a second to come up.
+    from engine.kernels.triton_ops import TritonOps, check_device
+
+    check_device(torch.device(settings.device), getattr(torch, settings.dtype))
+    return TritonOps()

@@ -1,0 +1,119 @@
+"""The model's operations on a device by Triton kernels, on weights as the checkpoint stores them.
+
+Products with FP8 and FP4 weights take activations rounded to FP8, as the released weights were trained with;
+only the first half of the output projection takes them in bfloat16. The oracle of each kernel is in
+`triton/oracle.py`, that of the whole set `OracleOps` there.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from engine.errors import ConfigError
+from engine.kernels.triton.combine import join
+from engine.kernels.triton.experts import choice_rows, run_experts
+from engine.kernels.triton.formats import INTERPRETED
+from engine.kernels.triton.head import collapse
+from engine.kernels.triton.linear import linear_bf16, linear_coded, linear_fp8
+from engine.kernels.triton.mhc import mhc_post, mhc_pre
+from engine.kernels.triton.norm import rms_norm
+from engine.kernels.triton.quantise import swiglu
+from engine.kernels.triton.routing import route
+from engine.model.expert_weights import MoeWeights
+from engine.model.ops import TorchOps
+from engine.model.quantised import Fp4Experts, Fp8Weight, Weight
+from engine.model.weights import HeadWeights, MhcWeights
+
+
+class TritonOps(TorchOps):
+    """Kernels of an NVIDIA device; interpreted where TRITON_INTERPRET is set. Activations are bfloat16.
+
+    A weight that its checkpoint stores as floats takes the library's product: there is nothing to decode.
+    """
+
+    name = "triton"
+    keeps = True
+
+    def linear(self, x: Tensor, weight: Weight) -> Tensor:
+        """As TorchOps.linear; x is rounded to FP8 where weight is in FP8, the result bfloat16 then."""
+        return linear_fp8(x, weight) if isinstance(weight, Fp8Weight) else super().linear(x, weight)
+
+    def project(self, x: Tensor, weight: Tensor) -> Tensor:
+        """As TorchOps.project; products of bfloat16 are exact in float32."""
+        if weight.dtype == torch.float32:
+            return super().project(x, weight)
+        x = x.to(weight.dtype)
+        if x.device.type == "cuda":
+            return torch.mm(x, weight.t(), out_dtype=torch.float32)
+        # Interpreted: the library widens results on devices only.
+        return F.linear(x.float(), weight.float())
+
+    def linear_to(self, x: Tensor, weight: Tensor, bias: Tensor, out: Tensor) -> None:
+        """As TorchOps.linear_to."""
+        torch.add(self.project(x, weight), bias, out=out)
+
+    def group_linear(self, x: Tensor, weight: Weight) -> Tensor:
+        """As TorchOps.group_linear; x stays as it is."""
+        if isinstance(weight, Fp8Weight):
+            return linear_bf16(x, weight)
+        return super().group_linear(x, weight)
+
+    def rms_norm(self, x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
+        """As TorchOps.rms_norm."""
+        return rms_norm(x, weight, eps)
+
+    def mhc_pre(
+        self, streams: Tensor, mhc: MhcWeights, iterations: int, hc_eps: float, eps: float
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """As TorchOps.mhc_pre."""
+        return mhc_pre(streams, mhc, iterations, hc_eps, eps)
+
+    def mhc_post(self, y: Tensor, streams: Tensor, post: Tensor, comb: Tensor) -> Tensor:
+        """As TorchOps.mhc_post."""
+        return mhc_post(y, streams, post, comb)
+
+    def collapse(self, streams: Tensor, head: HeadWeights, hc_eps: float, eps: float) -> Tensor:
+        """As TorchOps.collapse."""
+        return collapse(streams, head, hc_eps, eps, normed=False)
+
+    def head_rows(self, streams: Tensor, head: HeadWeights, hc_eps: float, eps: float) -> Tensor:
+        """As TorchOps.head_rows."""
+        return collapse(streams, head, hc_eps, eps, normed=True).float()
+
+    def route(
+        self, x: Tensor, token_ids: Tensor, moe: MoeWeights, count: int, scaling: float
+    ) -> tuple[Tensor, Tensor]:
+        """As TorchOps.route; ids are int32, best first."""
+        return route(self.project(x, moe.gate), token_ids, moe.bias, moe.table, count, scaling)
+
+    def experts(self, x: Tensor, ids: Tensor, weights: Tensor, moe: MoeWeights, limit: float) -> Tensor:
+        """As TorchOps.experts; x is rounded to FP8 where experts are in FP4."""
+        if not isinstance(moe.routed, Fp4Experts):
+            return super().experts(x, ids.long(), weights, moe, limit)
+        return run_experts(x, ids, weights, moe.routed, limit, dtype=torch.float32)
+
+    def expert_rows(self, x: Tensor, ids: Tensor, weights: Tensor, moe: MoeWeights, limit: float) -> Tensor:
+        """As TorchOps.expert_rows; x is rounded to FP8 where experts are in FP4."""
+        if not isinstance(moe.routed, Fp4Experts):
+            return super().expert_rows(x, ids.long(), weights, moe, limit)
+        return choice_rows(x, ids, weights, moe.routed, limit)
+
+    def join_choices(self, parts: Tensor, shared: Tensor) -> Tensor:
+        """As TorchOps.join_choices."""
+        return join(parts, shared)
+
+    def shared_expert(self, x: Tensor, moe: MoeWeights, limit: float) -> Tensor:
+        """As TorchOps.shared_expert; the activation goes to FP8 at once."""
+        if not isinstance(moe.shared_w2, Fp8Weight):
+            return super().shared_expert(x, moe, limit)
+        return linear_coded(*swiglu(self.linear(x, moe.shared_w13), limit), moe.shared_w2)
+
+
+def check_device(device: torch.device, dtype: torch.dtype) -> None:
+    """raises  ConfigError where the kernels can't run: they take bfloat16, on a device or interpreted"""
+    if dtype != torch.bfloat16 or (device.type != "cuda" and not INTERPRETED.value):
+        raise ConfigError(
+            f"Triton kernels take bfloat16 on a device (or with TRITON_INTERPRET=1), not {dtype} on {device}"
+        )
