@@ -20,6 +20,8 @@ TRIVIAL = Path(__file__).with_name("trivial.py")
 ROOT = TRIVIAL.parents[2]
 PROMPT = {"model": "nano", "prompt": "Hello", "max_tokens": 5}
 LONG = {**PROMPT, "max_tokens": 7000, "ignore_eos": True, "stream": True}
+WITHIN_S = 30.0
+"""For what comes in a moment, on a machine that may be busy; an endless stream takes longer than this."""
 
 
 class Server:
@@ -72,9 +74,9 @@ class Server:
 
     def post(self, body: dict[str, object]) -> httpx.Response:
         """A completion."""
-        return httpx.post(self.url + "/v1/completions", json=body, timeout=10)
+        return httpx.post(self.url + "/v1/completions", json=body, timeout=WITHIN_S)
 
-    def end(self, within_s: float = 10.0) -> tuple[int, str]:
+    def end(self, within_s: float = WITHIN_S) -> tuple[int, str]:
         """(exit code, what it printed) once it has ended."""
         _, printed = self.process.communicate(timeout=within_s)
         return self.process.returncode, printed
@@ -93,7 +95,7 @@ def started() -> Iterator[list[Server]]:
             server.process.stderr.close()
 
 
-def gone(pid: int, within_s: float = 5.0) -> bool:
+def gone(pid: int, within_s: float = WITHIN_S) -> bool:
     """Whether this process has ended within the time (one that waits for its parent's notice has)."""
     deadline = time.monotonic() + within_s
     while time.monotonic() < deadline:
@@ -126,7 +128,7 @@ def test_a_running_request_ends_whole_and_new_ones_are_refused_while_draining(
     started.append(server := Server(model))
     server.wait_ready()
     body = {**LONG, "max_tokens": 150}
-    with httpx.stream("POST", server.url + "/v1/completions", json=body, timeout=10) as answer:
+    with httpx.stream("POST", server.url + "/v1/completions", json=body, timeout=WITHIN_S) as answer:
         lines = answer.iter_lines()
         next(lines)
         server.process.send_signal(signal.SIGTERM)
@@ -146,7 +148,7 @@ def test_the_drain_limit_or_a_second_signal_cuts_what_runs_with_an_error_event(
 ) -> None:
     started.append(server := Server(model, drain_s))
     rank = server.wait_ready()
-    with httpx.stream("POST", server.url + "/v1/completions", json=LONG, timeout=10) as answer:
+    with httpx.stream("POST", server.url + "/v1/completions", json=LONG, timeout=WITHIN_S) as answer:
         lines = answer.iter_lines()
         next(lines)
         for _ in range(signals):
@@ -164,7 +166,7 @@ def test_a_killed_rank_ends_streams_with_an_error_and_the_server_with_a_report(
 ) -> None:
     started.append(server := Server(model))
     rank = server.wait_ready()
-    with httpx.stream("POST", server.url + "/v1/completions", json=LONG, timeout=10) as answer:
+    with httpx.stream("POST", server.url + "/v1/completions", json=LONG, timeout=WITHIN_S) as answer:
         lines = answer.iter_lines()
         next(lines)
         os.kill(rank, signal.SIGKILL)
@@ -180,7 +182,7 @@ def test_a_killed_server_takes_its_rank_with_it(model: Path, started: list[Serve
     started.append(server := Server(model))
     rank = server.wait_ready()
     server.process.kill()
-    assert gone(rank, within_s=2.0)
+    assert gone(rank)
 
 
 def test_a_broken_device_is_the_first_cause_that_is_reported(model: Path, started: list[Server]) -> None:
@@ -220,7 +222,7 @@ def test_a_failed_actor_of_the_server_ends_streams_with_an_error_and_is_reported
 ) -> None:
     started.append(server := Server(model, TRIVIAL_FAULT="detok"))
     rank = server.wait_ready()
-    with httpx.stream("POST", server.url + "/v1/completions", json=LONG, timeout=10) as answer:
+    with httpx.stream("POST", server.url + "/v1/completions", json=LONG, timeout=WITHIN_S) as answer:
         rest = events("\n".join(answer.iter_lines()))
     assert rest[-1] == "[DONE]"
     assert json.loads(rest[-2])["error"]["message"] == "the server has failed"
@@ -249,7 +251,7 @@ def test_a_busy_port_is_refused_before_anything_is_started(model: Path, started:
         capture_output=True,
         text=True,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
-        timeout=10,
+        timeout=WITHIN_S,
         check=False,
     )
     assert second.returncode == 2

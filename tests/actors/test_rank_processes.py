@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.actors.test_processes import LONG, PROMPT, Server, events, gone
+from tests.actors.test_processes import LONG, PROMPT, WITHIN_S, Server, events, gone
 
 pytestmark = pytest.mark.slow
 SHARED = Path("/dev/shm")
@@ -39,7 +39,7 @@ class Pair(Server):
         """An endless stream on each rank, both begun."""
         found = [Stream(self, rank) for rank in range(2)]
         for stream in found:
-            stream.begun.wait(10)
+            assert stream.begun.wait(WITHIN_S)
         return found
 
     def left(self) -> set[str]:
@@ -60,7 +60,7 @@ class Stream(threading.Thread):
 
     def run(self) -> None:
         body = {**LONG, "routed_dp_rank": self._rank}
-        with httpx.stream("POST", self._server.url + "/v1/completions", json=body, timeout=20) as answer:
+        with httpx.stream("POST", self._server.url + "/v1/completions", json=body, timeout=WITHIN_S) as answer:
             if answer.status_code != 200:
                 # The rank was lost before the stream's first event: the error is the whole answer.
                 self.told += [answer.read().decode(), "[DONE]"]
@@ -71,7 +71,7 @@ class Stream(threading.Thread):
 
     def error(self) -> str:
         """The text of the error event that ended it."""
-        self.join(15)
+        self.join(WITHIN_S)
         assert self.told[-1] == "[DONE]"
         return str(json.loads(self.told[-2])["error"]["message"])
 
@@ -109,7 +109,7 @@ def test_a_killed_rank_ends_every_stream_at_once_and_then_the_whole_server(
         "rank 1 has ended: was killed by SIGKILL",
         "rank 0 has ended: ended with exit code 1",
     }
-    assert max(stream.over_s for stream in streams) - killed_s < 1.0
+    assert max(stream.over_s for stream in streams) - killed_s < 5.0
     code, printed = server.end()
     assert code == 1
     assert "rank1 was killed by SIGKILL" in printed
@@ -129,7 +129,7 @@ def test_a_stopped_rank_is_given_up_within_the_time_out_and_killed(
     os.kill(ranks[1], signal.SIGSTOP)
     causes = {stream.error() for stream in streams}
     assert causes == {"rank 0 has ended: ended with exit code 1"}
-    code, printed = server.end(20)
+    code, printed = server.end()
     assert code == 1
     assert "ranks [1] not heard" in printed or "rank0: ExchangeTimeout: " in printed
     assert "rank1 was killed by SIGKILL" in printed
@@ -210,7 +210,7 @@ def test_a_killed_server_takes_both_ranks_with_it(model: Path, started: list[Pai
     server.wait_ready()
     ranks = server.ranks
     server.process.kill()
-    assert all(gone(rank, within_s=2.0) for rank in ranks)
+    assert all(map(gone, ranks))
 
 
 def test_an_unknown_rank_is_refused_and_a_mixed_batch_reaches_the_ranks_that_it_names(
@@ -220,11 +220,11 @@ def test_an_unknown_rank_is_refused_and_a_mixed_batch_reaches_the_ranks_that_it_
     server.wait_ready()
     assert server.post({**PROMPT, "routed_dp_rank": 2}).status_code == 400
     body = {"text": ["a", "b", "c"], "sampling_params": {"max_new_tokens": 2}, "routed_dp_rank": [1, 0, 1]}
-    answer = httpx.post(server.url + "/generate", json=body, timeout=10)
+    answer = httpx.post(server.url + "/generate", json=body, timeout=WITHIN_S)
     assert [one["meta_info"]["dp_rank"] for one in answer.json()] == [1, 0, 1]
     whole = {**body, "routed_dp_rank": None}
     headers = {"X-Data-Parallel-Rank": "1"}
-    answer = httpx.post(server.url + "/generate", json=whole, headers=headers, timeout=10)
+    answer = httpx.post(server.url + "/generate", json=whole, headers=headers, timeout=WITHIN_S)
     assert [one["meta_info"]["dp_rank"] for one in answer.json()] == [1, 1, 1]
     shown = httpx.get(server.url + "/metrics").text
     assert 'sglang:dp_atomic_batch_items_total{model_name="nano",policy="explicit",rank="1"} 3.0' in shown
