@@ -1,0 +1,48 @@
+"""Compression, scoring and selection compile for compute capability 9.0, in no need of a device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from engine.kernels.triton import compress_c4, compress_c128, compress_commit, index_scores, select_entries
+from tests.kernels.triton.check_compile import compiled
+
+POINTERS = {
+    "ring": "*fp32", "ring_rows": "*i64", "pending": "*fp32", "halves": "*i64", "turns": "*fp32",
+    "out_rows": "*i64", "index_norm": "*fp32", "faults": "*i32", "pool": "*bf16", "keys": "*bf16",
+    "key_scales": "*fp32", "states": "*fp32", "slots": "*i64", "fresh": "*u8", "firsts": "*i64",
+    "counts": "*i64", "starts": "*i64", "lens": "*i64", "q": "*bf16", "rows": "*i64", "visible": "*i64",
+    "scores": "*fp32", "entries": "*i32", "chosen_scores": "*fp32", "factor": "fp32",
+}  # fmt: skip
+CODED = {"pool": "*u8", "keys": "*fp8e4nv", "q": "*fp8e4nv"}
+WINDOW = {"ROWS": 16, "WINDOW": 128, "EMPTY": -1e30, "WIDE": 512}
+KEYS = {"TILES": 16, "HEADS": 64, "CHANNELS": 128}
+CASES: dict[str, tuple[Any, dict[str, str], dict[str, Any]]] = {
+    "close c4": (
+        compress_c4._close_c4, {**CODED, "keys": "*bf16"},
+        {"FORM": 2, "KEY_FORM": 1, "ITEMS": 8, "WIDE": 512, "KEY_WIDE": 128, "STAGES": 7, "KEY_GROUP": 32},
+    ),
+    "close c128": (compress_c128._close_c128, CODED, {"FORM": 2, **WINDOW}),
+    "commit c128": (compress_commit._commit_c128, {}, WINDOW),
+    "commit c4": (compress_commit._commit_c4, {}, {"WIDE": 1024, "RING": 8}),
+    "score": (
+        index_scores._index_scores, {"entries": "i32", "out": "*fp32"},
+        {"TILE": 128, "QUERIES": 1, "COUNTED": False, "CODED": False, **KEYS},
+    ),
+    "score in FP8": (
+        index_scores._index_scores, {**CODED, "entries": "i32", "out": "*fp32"},
+        {"TILE": 64, "QUERIES": 2, "COUNTED": True, "CODED": True, **KEYS},
+    ),
+    "select of parts": (
+        select_entries._select, {"out": "*i32"}, {"WIDE": 4096, "FROM": True, "SCORED": True}
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_compiles(name: str) -> None:
+    kernel, types, constants = CASES[name]
+    text = compiled(kernel, POINTERS | types, constants)
+    assert ("wgmma.mma_async" in text) == name.startswith("score")
