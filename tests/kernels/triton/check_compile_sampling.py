@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from engine.kernels.triton import accept, accept_residual, accept_rows, draws, logits
+from engine.kernels.triton import accept, accept_residual, accept_rows, draws, logits, masks
 from tests.kernels.triton.check_compile import compiled
 
 POINTERS = {
@@ -16,7 +16,9 @@ POINTERS = {
     "repeats": "*u8", "choices": "*i64", "draft_tops": "*fp32", "draft_sums": "*fp64", "counts": "*i64",
     "rows": "*i32", "drafted": "*i32", "q_best": "*fp32", "q_total": "*fp64", "more_sums": "*fp64",
     "p_sums": "*fp64", "row_slots": "*i64", "row_positions": "*i64", "row_groups": "*i64",
-    "row_ahead": "*i64",
+    "row_ahead": "*i64", "drafts": "*i64", "seen": "*i32", "bias_ids": "*i32", "bias_values": "*fp32",
+    "bias_counts": "*i32", "stop_ids": "*i32", "stop_counts": "*i32", "stop_from": "*i64", "masks": "*i32",
+    "mask_rows": "*i64",
 }  # fmt: skip
 OTHER: dict[str, dict[str, str]] = {"draw": {"ids": "*i32"}, "spread": {"rows": "i32"}}
 """Where a name means another type."""
@@ -24,6 +26,8 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "group_stats": (logits._group_stats, {"GROUPS": 32, "SIZE": 128, "TEMPERED": True}),
     "draw": (draws._draw, {"PLACES": 1024, "SIZE": 128, "MOST": 512}),
     "search": (draws._search, {"WIDE": 1024}),
+    "edit": (masks._edit, {"LINES": 64, "WORD": 32, "DRAFTED": True, "MASKED": True}),
+    "count": (masks._count, {"LANES": 8}),
     "spread": (accept_rows._spread, {"GROUPS": 128, "LANES": 8}),
     "judge": (accept._judge, {"GROUPS": 128, "LANES": 8, "PLACES": 1024, "DENSE": True}),
     "judge one-hot": (accept._judge, {"GROUPS": 128, "LANES": 8, "PLACES": 1, "DENSE": False}),
