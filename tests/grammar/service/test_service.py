@@ -86,13 +86,13 @@ def test_one_slow_grammar_is_abandoned_at_its_deadline_while_others_go_on() -> N
         with pytest.raises(GrammarTimedOut):
             await found.source(endless())
         assert await found.source(word("after")) == "compile"
-        with anyio.fail_after(5):
+        with anyio.fail_after(30):
             while found.counts["killed"] < 2:
                 await anyio.sleep(0.01)
         assert found.service.counters.worker_ends == {"killed": 2}
 
     serve(GrammarLimits(workers=2, timeout_s=1.5), act)
-    assert all(1.4 < seconds < 6.0 for seconds in late[1:])
+    assert all(1.4 < seconds < 10.0 for seconds in late[1:])
 
 
 def test_who_comes_while_the_worker_is_ended_waits_for_the_next_compile_of_the_key() -> None:
@@ -108,7 +108,7 @@ def test_who_comes_while_the_worker_is_ended_waits_for_the_next_compile_of_the_k
 
         began_s = anyio.current_time()
         await together([first, at_the_end])
-        assert anyio.current_time() - began_s < 6.0
+        assert anyio.current_time() - began_s < 10.0
 
     serve(GrammarLimits(workers=1, timeout_s=1.0), act)
 
@@ -137,7 +137,9 @@ def test_an_idle_worker_that_dies_harms_no_request() -> None:
         for worker in map(int, children.read_text().split()):
             if b"engine.grammar.worker" in Path(f"/proc/{worker}/cmdline").read_bytes():
                 os.kill(worker, signal.SIGKILL)
-        await anyio.sleep(0.2)
+        with anyio.fail_after(30):
+            while found.service.counters.worker_ends["crashed"] == 0:
+                await anyio.sleep(0.01)
         assert await found.source(word("w")) == "compile"
         assert found.service.counters.worker_ends["crashed"] == 1
 
@@ -153,12 +155,12 @@ def test_a_refusal_is_remembered_and_says_why() -> None:
                 await found.source(bad)
         assert found.counts["refused"] == 1
         assert found.counts["refusal"] == 2
-        await anyio.sleep(0.6)
+        await anyio.sleep(1.1)
         with pytest.raises(GrammarRefused):
             await found.source(bad)
         assert found.counts["refused"] == 2
 
-    serve(GrammarLimits(refusal_s=0.5), act)
+    serve(GrammarLimits(refusal_s=1.0), act)
 
 
 def test_a_client_that_leaves_ends_its_wait_and_no_other() -> None:
