@@ -10,12 +10,15 @@ import numpy as np
 
 from api.exchange import Exchange
 from api.handle import Engine, Group
-from engine.actors.submits import URGENT
-from engine.errors import EngineError, NotServing
+from engine.actors.schedule import URGENT
+from engine.errors import EngineError, MailboxFull, NotServing
 from engine.messages import ABORTED, FAILED, Entry, Sampling
 
 GENERATE_S = 20.0
 """What one token may take, whatever the load."""
+
+AGAIN_S = 0.02
+"""Between two attempts to get into a mailbox that is full."""
 
 PROMPT = np.zeros(1, np.int32).tobytes()
 """Token 0, which every vocabulary has."""
@@ -100,7 +103,7 @@ class ProbeRoutes:
         fault = f"no token within {GENERATE_S:g} s"
         with anyio.move_on_after(GENERATE_S):
             try:
-                group = await self._engine.submit(entries)
+                group = await self._submit(entries)
             except EngineError as error:
                 return str(error)
             try:
@@ -110,6 +113,14 @@ class ProbeRoutes:
             finally:
                 self._engine.close(group)
         return fault
+
+    async def _submit(self, entries: list[Entry]) -> Group:
+        """As `Engine.submit`; a crowd that fills the mailbox in one turn of the loop is gone in the next."""
+        while True:
+            try:
+                return await self._engine.submit(entries)
+            except MailboxFull:
+                await anyio.sleep(AGAIN_S)
 
 
 class Attempt:

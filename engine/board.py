@@ -1,6 +1,6 @@
 """The loads of all ranks in shared memory (see shared_lines.py): tokens, and prompt tokens received.
 
-Readers that find a line in change keep what they had.
+Readers that find no whole copy of a line keep what they had.
 """
 
 from __future__ import annotations

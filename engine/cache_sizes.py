@@ -8,13 +8,13 @@ from pathlib import Path
 
 from engine.config import Settings
 from engine.errors import ConfigError
-from engine.memory.pages import pages_for
+from engine.memory.pages import ASIDE, pages_for
 from engine.model.config import ModelConfig, pools
 
 
 @dataclass(frozen=True, slots=True)
 class CacheSizes:
-    """Slots and pages with their sinks; `bytes` of all pools together."""
+    """Slots and pages, with their sinks and what is set aside (ASIDE); `bytes` of all pools together."""
 
     slots: int
     full_pages: int
@@ -44,13 +44,14 @@ def cache_sizes(
     decode_pages = pages_for(config.sliding_window) + 1
     window_least = running * decode_pages + chunk_pages
     window_most = running * max(decode_pages, min(chunk_pages, pages_for(context)))
-    budget = int(free_bytes * settings.mem_fraction_static) - (running + 1) * unit["slot"]
+    slots = 1 + running + ASIDE
+    budget = int(free_bytes * settings.mem_fraction_static) - slots * unit["slot"]
 
     def window_for(full: int) -> int:
         return max(min(math.ceil(full * settings.swa_full_tokens_ratio), window_most), window_least)
 
     def bytes_for(full: int) -> int:
-        return (full + 1) * unit["full"] + (window_for(full) + 1) * unit["window"]
+        return (1 + full + ASIDE) * unit["full"] + (1 + window_for(full) + ASIDE) * unit["window"]
 
     full = pages_for(settings.max_total_tokens) or running * pages_for(context)
     while not settings.max_total_tokens and full > 1 and bytes_for(full) > budget:
@@ -62,8 +63,8 @@ def cache_sizes(
             "--max-running-requests, --max-total-tokens or --chunked-prefill-size, or raise "
             "--mem-fraction-static"
         )
-    total = bytes_for(full) + (running + 1) * unit["slot"]
-    return CacheSizes(running + 1, full + 1, window_for(full) + 1, context, total)
+    total = bytes_for(full) + slots * unit["slot"]
+    return CacheSizes(slots, 1 + full + ASIDE, 1 + window_for(full) + ASIDE, context, total)
 
 
 def bytes_of(config: ModelConfig, space: str, value_bytes: int) -> int:

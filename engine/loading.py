@@ -17,6 +17,7 @@ from engine.errors import ConfigError
 from engine.grammar.pipeline_counters import PATH
 from engine.grammar.rank_grammars import RankGrammars, rank_grammars
 from engine.kernel_sets import operations
+from engine.memory.pages import ASIDE
 from engine.memory.pools import KVState
 from engine.messages import RunStep, StepDone
 from engine.model.config import ModelConfig, eos_of
@@ -108,8 +109,8 @@ def load_rank(settings: Settings, say: Say, groups: Groups = ALONE) -> Loaded:
         state = KVState(config, sizes.slots, sizes.full_pages, sizes.window_pages, device, dtype)
     memory.note("cache", sizes.bytes, _FEWER_PAGES)
     say(
-        f"cache: {sizes.full_pages - 1} full and {sizes.window_pages - 1} window pages of 256 tokens, "
-        f"{sizes.slots - 1} slots, {sizes.bytes >> 20} MiB"
+        f"cache: {sizes.full_pages - 1 - ASIDE} full and {sizes.window_pages - 1 - ASIDE} window pages "
+        f"of 256 tokens, {sizes.slots - 1 - ASIDE} slots, {sizes.bytes >> 20} MiB"
     )
     folder = Path(settings.model_path)
     eos_ids = eos_of(config, folder)

@@ -23,6 +23,7 @@ from engine.actors.speculation import Speculation
 from engine.actors.timers import Timers
 from engine.config import Settings
 from engine.errors import ConfigError
+from engine.memory.pages import ASIDE
 from engine.messages import StepDone
 
 if TYPE_CHECKING:
@@ -123,14 +124,13 @@ class ModelParts:
         setup = RankSetup(
             rank=rank,
             ranks=settings.dp_size,
-            slots=sizes.slots - 1,
-            # One more than ingress lets in: the place of the server's own probe.
-            queued=settings.max_queued_requests + 1,
+            slots=sizes.slots - 1 - ASIDE,
+            queued=settings.max_queued_requests,
             chunk_tokens=settings.chunked_prefill_size,
             context_tokens=sizes.context_length,
             window_tokens=runner.config.sliding_window,
-            full_pages=sizes.full_pages,
-            window_pages=sizes.window_pages,
+            full_pages=sizes.full_pages - ASIDE,
+            window_pages=sizes.window_pages - ASIDE,
             eos_ids=runner.eos_ids,
             watchdog_ms=int(settings.watchdog_s * 1000),
             speculation=speculation_of(settings, runner.block, runner.costs),

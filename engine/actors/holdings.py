@@ -1,4 +1,7 @@
-"""What requests hold: a slot with its generation, full pages and window pages, by row of the table."""
+"""What requests hold: a slot with its generation, full pages and window pages, by row of the table.
+
+The last slot and the last page of each pool are set aside: the place of the server's own probe.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,13 @@ from typing import Any
 import numpy as np
 
 from engine.actors.schedule import Column, Rows
-from engine.memory.pages import PagePool
+from engine.memory.pages import ASIDE, PagePool
 
 
 class Holdings:
     """Slots and pages of all rows. Columns are int64[capacity]:
+
+    free_slots, free_aside  slots that clients' requests can have, and the one set aside
 
     slot          0: none
     mapped        logical pages that the row has
@@ -23,8 +28,10 @@ class Holdings:
         self.full, self.window = full, window
         self.full_pages: list[list[int]] = [[] for _ in range(capacity)]
         self.window_pages: list[list[int]] = [[] for _ in range(capacity)]
+        self.aside = slots + ASIDE
         self.free_slots = list(range(slots, 0, -1))
-        self.generations = np.zeros(slots + 1, np.int64)
+        self.free_aside = [self.aside]
+        self.generations = np.zeros(self.aside + 1, np.int64)
         self._numbers = np.zeros((4, capacity), np.int64)
         self.slot: Column = self._numbers[0]
         self.mapped: Column = self._numbers[1]
@@ -32,12 +39,15 @@ class Holdings:
         self.owner: Column = self._numbers[3]
 
     def free_pages(self) -> int:
-        """Logical pages that can be had now: each takes one page of both pools."""
+        """Logical pages that clients' requests can have now: each takes one page of both pools."""
         return min(self.full.free, self.window.free)
 
-    def take_slot(self, row: int, owner: int) -> None:
-        """A slot under a new generation for a row that has nothing; the caller has asked for a free one."""
-        slot = self.free_slots.pop()
+    def take_slot(self, row: int, owner: int, aside: bool) -> None:
+        """A slot under a new generation for a row that has nothing; the caller has asked for a free one.
+
+        aside  the one set aside
+        """
+        slot = (self.free_aside if aside else self.free_slots).pop()
         self.generations[slot] += 1
         self.slot[row] = slot
         self.owner[row] = owner
@@ -49,8 +59,10 @@ class Holdings:
         raises  PagesExhausted where `free_pages` is less
         """
         owner, first, slot = int(self.owner[row]), int(self.mapped[row]), int(self.slot[row])
-        full = self.full.take(owner, pages)
-        window = self.window.take(owner, pages)
+        if slot == self.aside:
+            full, window = self.full.take_aside(owner, pages), self.window.take_aside(owner, pages)
+        else:
+            full, window = self.full.take(owner, pages), self.window.take(owner, pages)
         self.full_pages[row] += full
         self.window_pages[row] += window
         self.mapped[row] += pages
@@ -70,7 +82,8 @@ class Holdings:
             self.full.release(owner, self.full_pages[row])
             self.window.release(owner, self.window_pages[row])
             self.full_pages[row], self.window_pages[row] = [], []
-            self.free_slots.append(int(self.slot[row]))
+            slot = int(self.slot[row])
+            (self.free_aside if slot == self.aside else self.free_slots).append(slot)
         self._numbers[:, rows] = 0
 
     def snapshot(self) -> tuple[Any, ...]:
@@ -79,6 +92,7 @@ class Holdings:
             tuple(map(tuple, self.full_pages)),
             tuple(map(tuple, self.window_pages)),
             tuple(self.free_slots),
+            tuple(self.free_aside),
             self.generations.tobytes(),
             self._numbers.tobytes(),
             self.full.snapshot(),
@@ -87,10 +101,10 @@ class Holdings:
 
     def restore(self, taken: tuple[Any, ...]) -> None:
         """Back to a snapshot."""
-        full_pages, window_pages, free_slots, generations, numbers, full, window = taken
+        full_pages, window_pages, free_slots, free_aside, generations, numbers, full, window = taken
         self.full_pages = [list(pages) for pages in full_pages]
         self.window_pages = [list(pages) for pages in window_pages]
-        self.free_slots = list(free_slots)
+        self.free_slots, self.free_aside = list(free_slots), list(free_aside)
         self.generations[:] = np.frombuffer(generations, np.int64)
         self._numbers[:] = np.frombuffer(numbers, np.int64).reshape(self._numbers.shape)
         self.full.restore(full)

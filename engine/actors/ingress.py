@@ -12,7 +12,8 @@ from typing import ClassVar
 
 from engine.actors.core import Core, Reply, Send
 from engine.actors.routing import Router, Unit, units_of
-from engine.actors.submits import URGENT, submit_of, watch_of
+from engine.actors.schedule import URGENT
+from engine.actors.submits import submit_of, watch_of
 from engine.errors import BadRequest, EngineError, NotServing, QueueFull
 from engine.messages import (
     FAILED,
@@ -106,8 +107,10 @@ class Ingress(Core):
     def accept(self, msg: Enqueue) -> None:
         """The entries get ids; each rank gets its part of them in one message."""
         units, ranks = self.assigned(msg)
-        refresh = self.router.budgets.refresh(msg.loads, msg.now_s)
-        self.router.note(units, ranks)
+        refresh, urgent = "", msg.entries[0].priority >= URGENT
+        if not urgent:
+            refresh = self.router.budgets.refresh(msg.loads, msg.now_s)
+            self.router.note(units, ranks)
         first = self.next_id
         self.next_id += len(msg.entries)
         batches: dict[int, list[Submit]] = {}
@@ -115,12 +118,12 @@ class Ingress(Core):
         for unit, rank in zip(units, ranks, strict=True):
             for place in range(unit.first, unit.first + unit.count):
                 entry, request_id = msg.entries[place], first + place
-                tokens, urgent = len(entry.prompt) // 4, entry.priority >= URGENT
+                tokens = len(entry.prompt) // 4
                 self.live[request_id] = Live(rank, entry.rid, first + unit.first, first, tokens, urgent)
                 self.emit(Send("detok", watch_of(request_id, rank, entry)))
                 batches.setdefault(rank, []).append(submit_of(request_id, unit.route, entry))
                 of_each.append(rank)
-            self.loads[rank] += unit.count
+            self.loads[rank] += 0 if urgent else unit.count
         for rank, items in batches.items():
             self.emit(Send(rank_name(rank), SubmitBatch(tuple(items))))
         ids = tuple(range(first, self.next_id))
@@ -134,8 +137,9 @@ class Ingress(Core):
     def forget(self, msg: Ended) -> None:
         """The request is over."""
         live = self.live.pop(msg.request_id)
-        self.loads[live.rank] -= 1
-        self.router.budgets.remove(live.rank, live.tokens)
+        if not live.urgent:
+            self.loads[live.rank] -= 1
+            self.router.budgets.remove(live.rank, live.tokens)
 
     def add_rank(self, msg: RankUp) -> None:
         """The rank takes requests from now on."""
@@ -228,12 +232,11 @@ class Ingress(Core):
         return all(ranks.setdefault(live.group, live.rank) == live.rank for live in self.live.values())
 
     def loads_are_within_limits(self) -> bool:
-        """Loads are what is live, and without the server's own at most the limit."""
-        counted, own = dict.fromkeys(range(self.ranks), 0), dict.fromkeys(range(self.ranks), 0)
+        """Loads are what is live of clients, and at most the limit."""
+        counted = dict.fromkeys(range(self.ranks), 0)
         for live in self.live.values():
-            counted[live.rank] += 1
-            own[live.rank] += live.urgent
-        return counted == self.loads and all(counted[rank] - own[rank] <= self.limit for rank in own)
+            counted[live.rank] += not live.urgent
+        return counted == self.loads and max(counted.values()) <= self.limit
 
 
 def rank_name(rank: int) -> str:

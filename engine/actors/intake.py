@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from engine.actors.requests import Requests, ending
-from engine.actors.schedule import Graphs
+from engine.actors.requests import OWN_ROWS, Requests, ending
+from engine.actors.schedule import URGENT, Graphs
 from engine.actors.speculation import Speculation
 from engine.config import PAGE_TOKENS
 from engine.errors import ConfigError, DeadlinePassed, NotServing, QueueFull, RequestTooLong
@@ -22,12 +22,13 @@ CLIENT_GONE = 499
 class RankSetup:
     """What one rank is built with; all but `rank` is equal on every rank.
 
-    slots          requests that hold pages at once, at most
-    queued         requests that wait, at most
+    slots          requests of clients that hold pages at once, at most
+    queued         requests of clients that wait, at most
     chunk_tokens   prompt tokens of one step, at most
     context_tokens prompt and output of one request, at most
     window_tokens  attention window
-    full_pages, window_pages    of the two pools, the reserved page 0 included
+    full_pages, window_pages    of the two pools, the reserved page 0 included. What the server's own probe
+                   has comes on top: ASIDE slots, and as many pages of each pool
     eos_ids        tokens that end a request
     watchdog_ms    silence of a peer or the device after which the rank is given up
     speculation    how it drafts; None: it doesn't
@@ -78,18 +79,18 @@ class Intake:
     def enqueue(self, items: tuple[Submit, ...]) -> None:
         """The requests wait from now on; all are refused where the queue has no room for all (I3).
 
-        A prompt that can never run is refused alone (I15).
+        A prompt that can never run is refused alone (I15). They are clients' or the server's own, not both.
         """
         r = self.requests
-        waiting, limit = r.rows("waiting").size + r.rows("pending").size, self._setup.queued
-        # A request that a free slot is for doesn't queue: the next plan admits it.
-        room = limit + len(r.held.free_slots) - waiting
-        if len(items) > min(room, r.rows("vacant").size):
+        own = items[0].priority >= URGENT
+        waiting, room = self._own() if own else self._queue()
+        if len(items) > room:
+            limit = OWN_ROWS if own else self._setup.queued
             text = f"{waiting} requests wait, at most {limit} may; there is no room for {len(items)} more"
             self.refuse(items, QueueFull.http_status, text)
             return
         for item in items:
-            fault = self._too_long(len(item.prompt) // 4)
+            fault = self._too_long(item, own)
             if fault:
                 self.refuse((item,), RequestTooLong.http_status, fault)
                 continue
@@ -97,9 +98,26 @@ class Intake:
             if item.deadline_s > 0:
                 self.due[item.request_id] = None
 
-    def _too_long(self, tokens: int) -> str:
-        """Why a prompt of so many tokens can never run; empty where it can."""
+    def _queue(self) -> tuple[int, int]:
+        """(clients' requests that wait, how many more may come): as many as there are rows for."""
+        r = self.requests
+        waiting = r.clients("waiting").size + r.clients("pending").size
+        # A request that a free slot is for doesn't queue: the next plan admits it.
+        return waiting, self._setup.queued + len(r.held.free_slots) - waiting
+
+    def _own(self) -> tuple[int, int]:
+        """As `_queue`, of the server's own."""
+        r = self.requests
+        live = sum(r.own(group).size for group in ("pending", "waiting", "active", "ending"))
+        return r.own("waiting").size, OWN_ROWS - live
+
+    def _too_long(self, item: Submit, own: bool) -> str:
+        """Why a request can never run; empty where it can."""
+        tokens = len(item.prompt) // 4
         most, pages = self._setup.context_tokens - 1, self.requests.held.full.usable
+        if own:
+            # All of it fits the one page that is set aside.
+            most = min(most, PAGE_TOKENS + 1 - item.sampling.max_new_tokens)
         if not 0 < tokens <= most:
             return f"the prompt has {tokens} tokens, but must have 1 to {most}"
         if pages_for(tokens) > pages:

@@ -13,7 +13,7 @@ from engine.actors.batches import Batch
 from engine.actors.holdings import Holdings
 from engine.actors.planning import Planner
 from engine.actors.requests import Requests
-from engine.actors.schedule import MODES, RATIO_ONE, Decision
+from engine.actors.schedule import MODES, RATIO_ONE, URGENT, Decision
 from engine.actors.spec_ledger import SpecLedger
 from engine.actors.speculation import Speculation
 from engine.config import PAGE_TOKENS
@@ -39,12 +39,12 @@ class Ledger:
         self._received = 0
 
     def note_received(self, items: Sequence[Submit]) -> None:
-        """Requests came."""
-        self._received += sum(len(item.prompt) // 4 for item in items)
+        """Requests came; the server's own are nothing that loads are balanced by."""
+        self._received += sum(len(item.prompt) // 4 for item in items if item.priority < URGENT)
 
     def load(self, requests: Requests) -> tuple[int, int]:
-        """(tokens that are computed or wait to be, prompt tokens that ever came)."""
-        rows = np.concatenate([requests.rows("active"), requests.rows("waiting")])
+        """(tokens that are computed or wait to be, prompt tokens that ever came), of clients."""
+        rows = np.concatenate([requests.clients("active"), requests.clients("waiting")])
         return int(requests.known[rows].sum()), self._received
 
     def note_launch(self, batch: Batch, decision: Decision) -> None:
@@ -74,7 +74,7 @@ class Ledger:
         full, window = requests.held.full, requests.held.window
         retracted = planner.retracted
         active = requests.rows("active")
-        slots = requests.held.generations.size - 1
+        slots = requests.held.aside - 1
         figures: dict[str, float] = {
             "num_running_reqs": active.size,
             "num_queue_reqs": requests.rows("waiting").size,

@@ -4,6 +4,9 @@ A plan may be made while the step before it runs. Rows that end in that step rid
 are dropped when they come. How far a row with drafts in flight has come is known only within bounds: it rides
 if it may still gain a token at its least, and has pages for its most. A request whose pages others need is
 left out of the plan first and retracted by a later one, when no step in flight reads them (I5).
+
+The server's own probe has a slot and a page that nobody else gets, and rides beside the tokens that a step
+may have: it waits for no request, and takes nothing from one.
 """
 
 from __future__ import annotations
@@ -66,6 +69,7 @@ class Planner:
             riders = no_riders()
             leaving = self._decode(riders)
             self._prefill(riders, leaving)
+            self._probe(riders)
             if not riders.empty:
                 self.ratio = decayed(self.ratio)
                 if self.drafts is not None:
@@ -94,7 +98,7 @@ class Planner:
     def _decode(self, riders: Riders) -> set[int]:
         """Every request that may gain a token and has, or gets, a page for it; returns who must leave."""
         r, held = self.requests, self.held
-        active = r.rows("active")
+        active = r.clients("active")
         left = r.ends_at[active] - r.known[active] - r.due[active]
         rides = (r.planned[active] >= r.feed_to[active]) & (left > 0)
         rows = active[rides]
@@ -125,7 +129,7 @@ class Planner:
         Pages that come back when a step in flight ends count, so that nobody leaves in vain.
         """
         r = self.requests
-        coming = r.rows("ending").tolist()
+        coming = r.clients("ending").tolist()
         full = self.held.full.free + sum(len(self.held.full_pages[row]) for row in coming)
         window = self.held.window.free + sum(len(self.held.window_pages[row]) for row in coming)
         candidates = self._in_line(active).tolist()
@@ -153,7 +157,7 @@ class Planner:
     def _prefill(self, riders: Riders, leaving: set[int]) -> None:
         """Chunks of prompts that have begun, then of new requests while tokens of this step are left."""
         r = self.requests
-        active = r.rows("active")
+        active = r.clients("active")
         room = self.chunk_tokens
         for row in self._in_line(active[r.planned[active] < r.feed_to[active]]).tolist():
             if row in leaving:
@@ -172,6 +176,15 @@ class Planner:
             riders.bound.append(row)
             room -= self._chunk(riders, row, room)
 
+    def _probe(self, riders: Riders) -> None:
+        """The server's own probe, whole, in its own slot and page."""
+        r = self.requests
+        for row in r.own("waiting")[: len(self.held.free_aside)].tolist():
+            r.fire("Admit", np.array([row]))
+            riders.bound.append(row)
+            riders.entries += self.held.take_pages(row, 1)
+            riders.chunks.append((row, 0, int(r.known[row])))
+
     def _chunk(self, riders: Riders, row: int, room: int) -> int:
         """Adds the row's next chunk as far as tokens and pages go; returns its tokens, 0: it must wait."""
         r = self.requests
@@ -188,7 +201,7 @@ class Planner:
     def _next_admitted(self, room: int) -> int | None:
         """Admits the first in line that waits; None where there is none or it doesn't fit now."""
         r = self.requests
-        waiting = r.rows("waiting")
+        waiting = r.clients("waiting")
         if not waiting.size:
             return None
         row = int(self._in_line(waiting)[0])
@@ -201,7 +214,7 @@ class Planner:
     def _fits(self, row: int) -> bool:
         """Whether both pools have pages for it beside what the running ones are expected to need."""
         r = self.requests
-        active = r.rows("active")
+        active = r.clients("active")
         own = np.array([row])
         computed = np.maximum(r.planned[active], r.feed_to[active])
         later = expected_pages(computed, r.ends_at[active], self.ratio) - self.held.mapped[active]
@@ -235,7 +248,7 @@ class Planner:
         It is alone, as others would have been retracted, and a request that waits would have been admitted.
         """
         r = self.requests
-        active = r.rows("active")
+        active = r.clients("active")
         if not active.size or r.in_flight.any():
             return False
         row = int(active[0])

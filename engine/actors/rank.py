@@ -21,7 +21,7 @@ from engine.actors.requests import Requests, Word, ending
 from engine.actors.results import Results
 from engine.actors.schedule import STOPPING, Decision, Want, decide
 from engine.errors import NotServing
-from engine.memory.pages import PagePool
+from engine.memory.pages import ASIDE, PagePool
 from engine.messages import (
     FAILED,
     Abort,
@@ -54,7 +54,10 @@ class Rank(Core):
         super().__init__()
         self.setup = setup
         self.watchdog_ms = setup.watchdog_ms
-        full, window = PagePool("full", setup.full_pages), PagePool("window", setup.window_pages)
+        full, window = (
+            PagePool(name, pages + ASIDE, ASIDE)
+            for name, pages in (("full", setup.full_pages), ("window", setup.window_pages))
+        )
         self.requests = Requests(setup.slots, setup.queued, full, window, self._tell)
         self.intake = Intake(setup, self.requests, self._tell)
         self.planner = Planner(self.requests, setup.chunk_tokens, setup.graphs, setup.speculation)

@@ -8,7 +8,7 @@ import numpy as np
 
 from engine.actors.requests import Requests
 from engine.errors import PageAccounting
-from engine.memory.pages import first_page_in_reach, pages_for
+from engine.memory.pages import PagePool, first_page_in_reach, pages_for
 from engine.messages import RunStep
 
 
@@ -47,6 +47,16 @@ def _reaches(requests: Requests, row: int, first: int, stop: int) -> bool:
     return len(held.full_pages[row]) >= stop and kept_from <= first and kept_to >= stop
 
 
+def probe_waits(requests: Requests) -> bool:
+    """Whether the server's own probe waits although its place is free."""
+    return bool(requests.own("waiting").size and requests.held.free_aside)
+
+
+def _of_clients(pool: PagePool, pages: dict[int, list[int]]) -> int:
+    """How many of these pages aren't set aside."""
+    return sum(page <= pool.usable for owned in pages.values() for page in owned)
+
+
 def accounts_agree(requests: Requests) -> bool:
     """I10: the pools' accounts hold, and say of each request what its row says."""
     held = requests.held
@@ -59,7 +69,7 @@ def accounts_agree(requests: Requests) -> bool:
         if row in live:
             by_owner[0][int(held.owner[row])] = sorted(held.full_pages[row])
             by_owner[1][int(held.owner[row])] = sorted(held.window_pages[row])
-    slots = sorted([*held.free_slots, *(int(slot) for slot in held.slot if slot)])
+    slots = sorted([*held.free_slots, *held.free_aside, *(int(slot) for slot in held.slot if slot)])
     if slots != list(range(1, len(held.generations))):
         return False
     for pool, pages in zip((held.full, held.window), by_owner, strict=True):
@@ -68,6 +78,6 @@ def accounts_agree(requests: Requests) -> bool:
         except PageAccounting:
             return False
         owned = {owner: pool.owned_by(owner) for owner in pages}
-        if owned != pages or pool.free != pool.usable - sum(map(len, pages.values())):
+        if owned != pages or pool.free != pool.usable - _of_clients(pool, pages):
             return False
     return True

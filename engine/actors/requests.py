@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from engine.actors.core import table_of
 from engine.actors.holdings import Holdings
-from engine.actors.schedule import Column, Rows
+from engine.actors.schedule import URGENT, Column, Rows
 from engine.errors import Unexpected
 from engine.fsm.load import spec_named
 from engine.fsm.vector import VectorMachine
@@ -24,6 +24,9 @@ from engine.messages import ABORTED, FAILED, MatcherLeft, MatcherWanted, Request
 
 Word = RequestFailed | MatcherWanted | MatcherLeft
 """What the table tells others."""
+
+OWN_ROWS = 2
+"""Of the server's own probe: one that has its place, and one that waits for that place."""
 
 COLUMNS = (
     *("arrival", "priority", "passed", "in_flight", "due", "most_due", "planned", "feed_to", "known"),
@@ -101,7 +104,7 @@ class Requests:
     def __init__(
         self, slots: int, queued: int, full: PagePool, window: PagePool, tell: Callable[[Word], None]
     ) -> None:
-        capacity = slots + queued
+        capacity = slots + queued + OWN_ROWS
         self.held = Holdings(capacity, slots, full, window)
         self.machine = VectorMachine(table_of(spec_named("request")), self, capacity)
         self.row_of: dict[int, int] = {}
@@ -124,6 +127,19 @@ class Requests:
     def rows(self, group: str) -> Rows:
         """Rows in the states of this one of GROUPS, ascending."""
         return np.flatnonzero(self._masks[group][self.machine.states])
+
+    def clients(self, group: str) -> Rows:
+        """As `rows`, without the server's own probe, which shares nothing with them."""
+        rows = self.rows(group)
+        theirs: Rows = rows[self.priority[rows] < URGENT]
+        return theirs
+
+    def own(self, group: str) -> Rows:
+        """As `rows`, the server's own probe alone, in the order of arrival."""
+        rows = self.rows(group)
+        rows = rows[self.priority[rows] >= URGENT]
+        ordered: Rows = rows[np.argsort(self.arrival[rows])]
+        return ordered
 
     def are(self, group: str, rows: Rows) -> NDArray[np.bool_]:
         """Which of these rows are in the states of this one of GROUPS."""
@@ -213,7 +229,8 @@ class Requests:
     def hold_slot(self, rows: Rows, at: Rows, msg: object) -> None:
         """A slot under a new generation; every token on the host is computed as prompt."""
         for row in rows.tolist():
-            self.held.take_slot(row, self.submit_of(row).request_id)
+            submit = self.submit_of(row)
+            self.held.take_slot(row, submit.request_id, submit.priority >= URGENT)
         self.planned[rows] = 0
         self.feed_to[rows] = self.known[rows]
 

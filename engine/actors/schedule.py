@@ -31,6 +31,9 @@ RATIO_ONE = 1024
 RATIO_FIRST, RATIO_LEAST, RATIO_RAISE, RATIO_DECAY = 512, 64, 256, 2
 """In 1/1024: share at start, its floor, what a retraction adds, what a step takes off."""
 
+URGENT = 1 << 30
+"""Priority of the server's own probe, which stands in no line: it has a place of its own."""
+
 PADDING_LIMIT = 4
 """A prefill graph may run at most so many times the tokens that the fullest rank has."""
 

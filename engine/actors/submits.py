@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from engine.messages import Entry, Submit, Watch
 
-URGENT = 1 << 30
-"""Priority of the server's own probe: before all clients, and beside their limits."""
-
 
 def watch_of(request_id: int, rank: int, entry: Entry) -> Watch:
     """What the detokenizer has to know of an entry."""

@@ -1,7 +1,8 @@
 """Page accounting (I10): who owns each page of a pool, without a tensor in sight.
 
 A pool counts pages of one sort: full pages live as long as their request, window pages until they are out of
-reach. Page 0 is the sink of padding rows. Free + held + cached + in transfer + reserved = total, always.
+reach. Page 0 is the sink of padding rows, and the last pages may be set aside: both are reserved. Free + held
++ cached + in transfer + reserved = total, always.
 """
 
 from __future__ import annotations
@@ -17,6 +18,9 @@ FREE, HELD, CACHED, IN_TRANSFER, RESERVED = range(5)
 """What a page is; the index into `PagePool.counts`."""
 
 KINDS = ("free", "held", "cached", "in transfer", "reserved")
+
+ASIDE = 1
+"""What is set aside for the server's own probe: a slot and a page of each pool, beside those of clients."""
 
 NOBODY = -1
 """Owner of free and reserved pages."""
@@ -39,30 +43,30 @@ class PagePool:
     """The accounts of one pool: kind, owner and reference count of each page.
 
     name    for messages: "full" or "window"
+    aside   how many pages, the last ones, only `take_aside` gives; they are reserved while nobody has them
     counts  pages of each kind, indexed by FREE..RESERVED
+    usable  pages that a request could hold if it were alone
     """
 
-    def __init__(self, name: str, total: int) -> None:
-        if total < 2:
-            raise PageAccounting(f"pool {name} has {total} pages, but needs the reserved page 0 and one more")
+    def __init__(self, name: str, total: int, aside: int = 0) -> None:
+        self.usable = total - 1 - aside
+        if self.usable < 1:
+            raise PageAccounting(
+                f"pool {name} has {total} pages, but needs page 0, {aside} that are set aside, and one more"
+            )
         self.name = name
         self.total = total
-        self.counts = [total - 1, 0, 0, 0, 1]
-        self._kinds = bytearray([RESERVED]) + bytearray(total - 1)
+        self.counts = [self.usable, 0, 0, 0, 1 + aside]
+        self._kinds = bytearray([RESERVED]) + bytearray(self.usable) + bytearray([RESERVED]) * aside
         self._owners = array("q", [NOBODY]) * total
         self._references = array("i", [0]) * total
         # A stack, lowest page on top: a page is reused while its rows are still in the processor's cache.
-        self._free = list(range(total - 1, 0, -1))
+        self._free = list(range(self.usable, 0, -1))
 
     @property
     def free(self) -> int:
         """Pages that `take` can give now."""
         return self.counts[FREE]
-
-    @property
-    def usable(self) -> int:
-        """Pages that a request could hold if it were alone: all but the reserved one."""
-        return self.total - self.counts[RESERVED]
 
     def can_take(self, pages: int) -> bool:
         """Whether `take` of so many pages succeeds now."""
@@ -78,12 +82,23 @@ class PagePool:
                 f"owner {owner} needs {pages} {self.name} pages, {self.counts[FREE]} of {self.total} are free"
             )
         taken = [self._free.pop() for _ in range(pages)]
-        for page in taken:
+        self._hold(owner, taken, FREE)
+        return taken
+
+    def take_aside(self, owner: int, pages: int) -> list[int]:
+        """As `take`, of the pages that are set aside; released, they are so again."""
+        kept = [page for page in range(self.usable + 1, self.total) if self._kinds[page] == RESERVED]
+        if pages > len(kept):
+            raise PagesExhausted(f"owner {owner} needs {pages} of {len(kept)} {self.name} pages set aside")
+        self._hold(owner, kept[:pages], RESERVED)
+        return kept[:pages]
+
+    def _hold(self, owner: int, pages: list[int], source: int) -> None:
+        for page in pages:
             self._kinds[page] = HELD
             self._owners[page] = owner
             self._references[page] = 1
-        self._moved(FREE, HELD, pages)
-        return taken
+        self._moved(source, HELD, len(pages))
 
     def share(self, pages: Iterable[int]) -> None:
         """One more reference to each of these occupied pages; whoever asked releases it again."""
@@ -106,7 +121,7 @@ class PagePool:
             self._owners[page] = to
 
     def release(self, owner: int, pages: Iterable[int]) -> None:
-        """Drops one reference to each page of `owner`; a page without references is free.
+        """Drops one reference to each page of `owner`; a page without references is free, or set aside again.
 
         raises  PageAccounting where a page is free, reserved or another owner's
         """
@@ -115,10 +130,12 @@ class PagePool:
             self._references[page] -= 1
             if self._references[page]:
                 continue
-            self._moved(self._kinds[page], FREE, 1)
-            self._kinds[page] = FREE
+            kind = FREE if page <= self.usable else RESERVED
+            self._moved(self._kinds[page], kind, 1)
+            self._kinds[page] = kind
             self._owners[page] = NOBODY
-            self._free.append(page)
+            if kind == FREE:
+                self._free.append(page)
 
     def owner(self, page: int) -> int:
         """The one owner of this page, NOBODY where it is free or reserved."""
@@ -145,6 +162,8 @@ class PagePool:
         for page in range(self.total):
             kind, owner, references = self._kinds[page], self._owners[page], self._references[page]
             occupied = kind in (HELD, CACHED, IN_TRANSFER)
+            if kind == RESERVED and 0 < page <= self.usable:
+                raise PageAccounting(f"{self.name} page {page} is reserved, but isn't set aside")
             if occupied != (owner != NOBODY) or occupied != (references > 0):
                 raise PageAccounting(
                     f"{self.name} page {page} is {KINDS[kind]} with owner {owner} and {references} references"

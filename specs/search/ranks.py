@@ -9,7 +9,8 @@ import numpy as np
 from engine.actors.core import Run, Send, Stop
 from engine.actors.intake import RankSetup
 from engine.actors.rank import Rank
-from engine.actors.schedule import Graphs
+from engine.actors.rank_checks import probe_waits
+from engine.actors.schedule import URGENT, Graphs
 from engine.actors.speculation import Speculation
 from engine.fsm.environment import Environment, From
 from engine.messages import (
@@ -29,7 +30,19 @@ EOS, WORD = 1, 2
 FAILED = ("stalled", "lost")
 
 
-def rank(rank: int = 0, ranks: int = 1, speculation: Speculation | None = None, **changes: int) -> Rank:
+class Watched(Rank):
+    """Notes a plan that leaves the server's own probe out, although it has come and its place is free."""
+
+    DATA = (*Rank.DATA, "late")
+    late = False
+
+    def plan_next(self, msg: object) -> None:
+        super().plan_next(msg)
+        if self.plan is not None and probe_waits(self.requests):
+            self.late = True
+
+
+def rank(rank: int = 0, ranks: int = 1, speculation: Speculation | None = None, **changes: int) -> Watched:
     """A rank with two slots, one place in the queue and graphs for a few sizes."""
     values = {
         "slots": 2,
@@ -43,7 +56,7 @@ def rank(rank: int = 0, ranks: int = 1, speculation: Speculation | None = None, 
         **changes,
     }
     graphs = Graphs(decode=(1, 2), prefill=(1, 4))
-    return Rank(
+    return Watched(
         RankSetup(rank=rank, ranks=ranks, eos_ids=(EOS,), graphs=graphs, speculation=speculation, **values)
     )
 
@@ -56,6 +69,11 @@ def submit(
     return SubmitBatch(
         (Submit(request_id, tokens, Sampling(most), priority=priority, deadline_s=deadline_s),)
     )
+
+
+def probe(request_id: int) -> SubmitBatch:
+    """The server's own: one token."""
+    return submit(request_id, most=1, priority=URGENT)
 
 
 def batch(request_ids: list[int], prompt: int = 1, most: int = 2) -> SubmitBatch:
@@ -180,6 +198,11 @@ def everyone_takes_part(world: Any) -> bool:
 def nothing_after_the_end(world: Any) -> bool:
     """I6, I8: no output after a terminal event; a rank that stops has left nothing on its device."""
     return not world.environment.faulty
+
+
+def no_probe_is_passed(world: Any) -> bool:
+    """The server's own probe rides in the first step that is planned after it came, whatever clients hold."""
+    return not any(core.late for core in world.cores.values())
 
 
 def one_terminal_event(world: Any) -> bool:

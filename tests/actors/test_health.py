@@ -12,7 +12,7 @@ import pytest
 from engine.actors.core import Reply
 from engine.actors.health import Health
 from engine.actors.ingress import Ingress
-from engine.actors.submits import URGENT
+from engine.actors.schedule import URGENT
 from engine.errors import ConfigError, QueueFull
 from engine.lifecycle_pulse import MICRO, Pulse, PulseBoard
 from engine.messages import Accepted, Drain, Enqueue, Entry, Probe, RankDown, RankUp, Sampling, Vitals
@@ -68,7 +68,7 @@ def test_missing_duplicate_and_torn_signs_are_told_apart(stage: Stage) -> None:
     stage.board.put(1, 0, os.getpid(), 100 * MICRO, 0, 0, 0, 0)
     assert {fault for _, fault in stage.ask(100.0).faults} == {"duplicate"}
     stage.pulses[1].beat(100.0)
-    stage.board.lines[2, 4] += 1
+    stage.board.lines[3:5, 4] += 1
     assert stage.ask(100.0).faults == ((1, "unreadable"),)
 
 
@@ -114,10 +114,20 @@ def test_a_board_of_another_size_is_refused() -> None:
         PulseBoard(PulseBoard.create(2), 3)
 
 
+def test_a_writer_that_is_held_up_in_the_middle_leaves_its_last_sign(stage: Stage) -> None:
+    for wall_s in (1.0, 2.0, 3.0, 4.0):
+        stage.pulses[0].beat(wall_s)
+        for copy in (1, 2):
+            stage.board.lines[copy, 0] -= 1
+            beat = stage.board.read(0, 0.0)
+            assert wall_s == 1.0 or (beat is not None and not beat.torn)
+            stage.board.lines[copy, 0] += 1
+
+
 def test_a_read_never_waits_and_takes_microseconds(stage: Stage) -> None:
-    stage.pulses[0].beat(1.0)
-    # A writer that died between its two sequence numbers.
-    stage.board.lines[1, 0] += 1
+    for wall_s in (1.0, 2.0):
+        stage.pulses[0].beat(wall_s)
+    stage.board.lines[1:3, 0] += 1
     best_s = 1.0
     for _ in range(20):
         began_s = time.perf_counter()

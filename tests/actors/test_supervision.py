@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import httpx
@@ -16,8 +18,17 @@ import pytest
 from tests.actors.test_processes import PROMPT, ROOT, TRIVIAL, WITHIN_S, Server, gone
 from tests.actors.test_processes import started as started
 from tests.actors.test_rank_processes import Stream
+from tests.actors.trivial import QUEUED, SLOTS
 
 pytestmark = pytest.mark.slow
+
+
+def wait_for(true: Callable[[], bool], within_s: float = 10.0) -> bool:
+    """Whether it comes true within the time."""
+    deadline = time.monotonic() + within_s
+    while not true() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return true()
 
 
 def stream_of(server: Server) -> Stream:
@@ -119,22 +130,32 @@ def test_phases_of_an_end_are_timed_and_the_report_has_the_recorders(
     assert "flight recorder of ingress" in printed
 
 
-def test_probes_answer_at_once_while_every_stream_runs(model: Path, started: list[Server]) -> None:
+def test_probes_answer_at_once_while_every_slot_decodes_and_the_queue_is_full(
+    model: Path, started: list[Server]
+) -> None:
     started.append(server := Server(model))
     server.wait_ready()
-    streams = [Stream(server, 0) for _ in range(6)]
+    streams = [Stream(server, 0) for _ in range(SLOTS)]
     assert all(stream.begun.wait(WITHIN_S) for stream in streams)
+    streams += [Stream(server, 0) for _ in range(QUEUED)]
+    waiting = re.compile(rf"num_queue_reqs{{.*}} {QUEUED}\.0")
+    assert wait_for(lambda: waiting.search(httpx.get(server.url + "/metrics").text) is not None)
     took_s = []
-    for _ in range(100):
-        began_s = time.perf_counter()
-        answer = httpx.get(server.url + "/health_scheduler")
-        took_s.append(time.perf_counter() - began_s)
-        assert answer.status_code == 200, answer.text
-    # A client of its own for each question, on a host that is shared: the bench has the exact figures.
+    with httpx.Client(base_url=server.url) as client:
+        for _ in range(100):
+            began_s = time.perf_counter()
+            answer = client.get("/health_scheduler")
+            took_s.append(time.perf_counter() - began_s)
+            assert answer.status_code == 200, answer.text
+    # On a host that is shared: the bench has the exact figures.
     assert sorted(took_s)[50] < 0.2
     (rank,) = answer.json()["ranks"]
     assert (rank["status"], rank["step_budget_s"]) == ("ok", 1.0)
+    # A stream takes half a minute: nobody makes room.
+    began_s = time.perf_counter()
     assert httpx.get(server.url + "/health_generate", timeout=25).status_code == 200
+    assert time.perf_counter() - began_s < 5.0
+    assert server.post(PROMPT).status_code == 429
     for _ in range(2):
         server.process.send_signal(signal.SIGTERM)
         time.sleep(0.1)

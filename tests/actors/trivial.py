@@ -33,6 +33,7 @@ FAULT_AT = 10
 FAULT_RANK = int(os.environ.get("TRIVIAL_FAULT_RANK", "0"))
 SLOW_S = 0.05
 WATCHDOG_S = 1.0
+SLOTS, QUEUED = 8, 16
 
 
 class OneToken:
@@ -68,8 +69,8 @@ class TrivialParts(ModelParts):
     def core(self, settings: Settings, rank: int, runner: object) -> Core:
         return Rank(
             RankSetup(
-                rank=rank, ranks=settings.dp_size, slots=8, queued=16, chunk_tokens=256, context_tokens=8192,
-                window_tokens=128, full_pages=300, window_pages=40, eos_ids=(1,),
+                rank=rank, ranks=settings.dp_size, slots=SLOTS, queued=QUEUED, chunk_tokens=256,
+                context_tokens=8192, window_tokens=128, full_pages=300, window_pages=40, eos_ids=(1,),
                 watchdog_ms=int(WATCHDOG_S * 1000),
             )
         )  # fmt: skip

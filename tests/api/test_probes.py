@@ -137,7 +137,7 @@ async def test_a_served_request_shows_in_the_metrics() -> None:
     # A step that was prepared when the end became known is computed in vain.
     computed = value(found, "realtime_tokens_total", mode="decode", **RANK)
     assert computed >= answer["usage"]["completion_tokens"]
-    assert value(found, "num_pages", **RANK) == 200
+    assert value(found, "num_pages", **RANK) == 201
 
 
 async def test_groups_are_counted_by_rank_and_by_who_chose_it() -> None:

@@ -6,6 +6,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from engine.actors.schedule import URGENT
 from engine.messages import Stop, Tick
 from tests.machines.harness import Harness, submit_of
 
@@ -51,6 +52,11 @@ class OneRank(RuleBasedStateMachine):
             how = {"min_new_tokens": least, "ignore_eos": ignore_eos, "stop_token_ids": stops}
             items.append(submit_of(self.ids, prompt, most, priority, deadline_s, **how))
         self.h.submit(*items)
+
+    @rule()
+    def probe(self) -> None:
+        self.ids += 1
+        self.h.submit(submit_of(self.ids, 1, 1, URGENT))
 
     @precondition(lambda self: self.ids)
     @rule(data=st.data())

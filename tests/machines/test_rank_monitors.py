@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from engine.actors import rank as rank_module
+from engine.actors.batches import Riders
 from engine.actors.core import Run
 from engine.actors.holdings import Holdings
 from engine.actors.intake import Intake
@@ -129,6 +130,17 @@ def never_retracts(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Planner, "_unblock", lambda self: False)
 
 
+def probes_only_when_idle(patch: pytest.MonkeyPatch) -> None:
+    """Under load the server's own probe would never run."""
+    probe = Planner._probe
+
+    def faulty(self: Planner, riders: Riders) -> None:
+        if riders.empty:
+            probe(self, riders)
+
+    patch.setattr(Planner, "_probe", faulty)
+
+
 def says_stop_with_its_old_wants(patch: pytest.MonkeyPatch) -> None:
     """I8: a rank that stops leaves steps on its device."""
     patch.setattr(Rank, "everyone_stops", lambda self, msg: True)
@@ -148,6 +160,7 @@ def says_stop_with_its_old_wants(patch: pytest.MonkeyPatch) -> None:
         ("rank-requests", ends_requests_twice, "one_terminal_event"),
         ("rank-requests", forgets_to_abort_when_it_stops, ""),
         ("rank-pages", never_retracts, "R1"),
+        ("rank-probe", probes_only_when_idle, "no_probe_is_passed"),
         ("ranks-two", says_stop_with_its_old_wants, ""),
         ("drafts-requests", plants_drafts.keeps_what_follows_an_end, "nothing_after_the_end"),
         ("drafts-pages", plants_drafts.drops_the_last_token_of_a_round, "DeviceFailed"),

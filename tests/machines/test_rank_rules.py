@@ -8,9 +8,9 @@ import time
 import numpy as np
 import pytest
 
-from engine.actors.schedule import PASS_LIMIT, RATIO_FIRST
+from engine.actors.schedule import PASS_LIMIT, RATIO_FIRST, URGENT
 from engine.config import PAGE_TOKENS
-from engine.messages import ABORTED, FAILED, LENGTH, Abort, RunStep, StepDone, Stop, Tick
+from engine.messages import ABORTED, FAILED, LENGTH, Abort, RunStep, StepDone, Stop, Submit, Tick
 from tests.machines.harness import CONTEXT, Harness, submit_of
 
 
@@ -200,6 +200,61 @@ def test_low_priority_waits_for_at_most_so_many_later_arrivals() -> None:
     while 2 not in h.ends:
         h.step()
     assert len([number for number in later if number in h.ends]) == PASS_LIMIT
+
+
+def probe_of(request_id: int, prompt: int = 1, most: int = 1) -> Submit:
+    """The server's own request."""
+    return submit_of(request_id, prompt, most, URGENT, ignore_eos=True)
+
+
+def test_a_probe_waits_for_no_slot_no_page_and_no_token_of_the_step() -> None:
+    """Every slot decodes, no page is free, the queue is full, a prompt takes each step whole."""
+    h = Harness(slots=2, queued=2, full_pages=6, window_pages=12, chunk_tokens=256)
+    h.submit(submit_of(1, 5, 250, ignore_eos=True), submit_of(2, 1000, 24, ignore_eos=True))
+    h.submit(submit_of(3, 5, 3), submit_of(4, 5, 3))
+    h.submit(submit_of(5, 5, 3))
+    assert h.ends == {5: [(FAILED, 429)]}
+    for probe in range(100, 108):
+        h.submit(probe_of(probe))
+        for _ in range(3):
+            h.step()
+        assert h.ends[probe] == [(LENGTH, 200)], "two steps may have been planned before it came"
+    assert (h.rank.requests.held.full.free, 2 in h.ends) == (0, False)
+    assert h.rank.accounts_agree()
+    run_all(h)
+    h.check_texts()
+    h.check_all_returned()
+
+
+def test_a_probe_costs_clients_nothing() -> None:
+    """Nobody is retracted, held up or told anything else because of probes."""
+    texts = []
+    for probed in (False, True):
+        h = Harness(full_pages=6, window_pages=12)
+        h.submit(*[submit_of(number, 250, 500, ignore_eos=True) for number in (1, 2, 3)])
+        steps = 0
+        while len(h.ends.keys() & {1, 2, 3}) < 3:
+            if probed and steps % 2:
+                h.submit(probe_of(1000 + steps))
+            h.step()
+            steps += 1
+        run_all(h)
+        h.check_texts()
+        texts.append((h.rank.planner.retracted, [h.text[number] for number in (1, 2, 3)]))
+    assert texts[0] == texts[1]
+
+
+def test_one_probe_runs_one_waits_and_more_are_refused() -> None:
+    h = Harness(slots=1)
+    h.submit(submit_of(1, 5, 400, ignore_eos=True))
+    for probe in (100, 101, 102):
+        h.submit(probe_of(probe))
+    assert h.ends == {102: [(FAILED, 429)]}
+    h.submit(probe_of(103, most=300), rank=0)
+    run_all(h)
+    assert [h.ends[probe][0][1] for probe in (100, 101, 103)] == [200, 200, 429]
+    h.submit(probe_of(104, most=300))
+    assert h.ends[104] == [(FAILED, 400)], "it doesn't fit its page"
 
 
 def test_a_stopping_rank_ends_every_request_and_refuses_new_ones() -> None:

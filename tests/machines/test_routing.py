@@ -178,11 +178,13 @@ def test_what_a_rank_publishes_is_read_and_numbered() -> None:
 def test_a_slot_in_change_or_torn_is_not_believed() -> None:
     file = LoadBoard.create(1)
     board = LoadBoard(file, 1)
-    board.write(0, 7, 7)
-    board.lines[1, 0] += 1
-    assert board.read(0) is None
-    board.lines[1, 0] += 1
-    assert board.read(0) is None
+    for number in (1, 2, 3):
+        board.write(0, number, number)
+    board.lines[2, 0] += 1
+    assert board.read(0) == RankLoad(0, 2, 2, 2)
+    for _ in range(2):
+        board.lines[1, 0] += 1
+        assert board.read(0) is None
     os.close(file)
 
 
@@ -209,7 +211,7 @@ def test_a_reader_beside_a_busy_writer_sees_only_whole_loads() -> None:
 
 def test_another_file_is_refused() -> None:
     file = LoadBoard.create(2)
-    with pytest.raises(ConfigError, match=f"has {3 * LINE_BYTES} bytes"):
+    with pytest.raises(ConfigError, match=f"has {5 * LINE_BYTES} bytes"):
         LoadBoard(file, 3)
     os.pwrite(file, b"\1", 8)
     os.pwrite(file, b"\7", 0)

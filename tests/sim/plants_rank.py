@@ -111,8 +111,8 @@ def keeps_the_generation(patch: Patch) -> None:
     steady"""
     take = Holdings.take_slot
 
-    def faulty(self: Holdings, row: int, owner: int) -> None:
-        take(self, row, owner)
+    def faulty(self: Holdings, row: int, owner: int, aside: bool) -> None:
+        take(self, row, owner, aside)
         slot = int(self.slot[row])
         self.generations[slot] = max(1, self.generations[slot] - 1)
 
@@ -125,7 +125,7 @@ def keeps_a_stale_length(patch: Patch) -> None:
 
     def faulty(self: Requests, rows: Any, at: Any, msg: object) -> None:
         for row in rows.tolist():
-            self.held.take_slot(row, self.submit_of(row).request_id)
+            self.held.take_slot(row, self.submit_of(row).request_id, aside=False)
         self.feed_to[rows] = self.known[rows]
 
     patch.setattr(Requests, "hold_slot", faulty)
