@@ -5,10 +5,10 @@ The file has no name, and goes when the last process that holds it ends. Little-
     header (128 bytes)   magic, version, ranks
     line (2 x 128 bytes) two copies of: sequence, the values, check
 
-A writer makes a copy's sequence odd, writes, and makes it even. It takes the older copy, so that one is always
-whole: it may be held up in the middle, by another thread or for want of a processor, for longer than a reader
-can wait. Python has no memory fences, so that on processors which reorder stores a reader could believe an even
-sequence too early; the check (of sequence and values together) tells.
+A writer makes a copy's sequence odd, writes, and makes it even. It takes the older copy, so that one is
+always whole: it may be held up in the middle, by another thread or for want of a processor, for longer than
+a reader can wait. Python has no memory fences, so that on processors which reorder stores a reader could
+believe an even sequence too early; the check (of sequence and values together) tells.
 """
 
 from __future__ import annotations
