@@ -32,6 +32,7 @@ class Fault(IntFlag):
     LENGTH = 128
 
 
+LATENT_ROW = tl.constexpr(int(Fault.LATENT_ROW))
 RING_ROW = tl.constexpr(int(Fault.RING_ROW))
 HALF = tl.constexpr(int(Fault.HALF))
 STEP_ROW = tl.constexpr(int(Fault.STEP_ROW))
