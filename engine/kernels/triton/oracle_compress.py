@@ -136,3 +136,17 @@ def index_scores(
     else:
         scores.masked_fill_(torch.arange(rows.shape[1], device=q.device) >= seen.unsqueeze(-1), -torch.inf)
     return scores.masked_fill(~real.unsqueeze(1), -torch.inf)
+
+
+def round_queries(q: Tensor, turns: Tensor) -> Tensor:
+    """Queries [T, heads, Di] rotated, transformed and rounded to FP4, float32."""
+    q = q.clone()
+    OPS.rotate(q, turns)
+    return stored_key(q.flatten(0, 1), IndexPool(q, rounded=True)).view(q.shape)
+
+
+def code_queries(q: Tensor, turns: Tensor) -> Tensor:
+    """Queries [T, heads, Di] rotated, transformed and through FP8 and back, float32."""
+    q = q.clone()
+    OPS.rotate(q, turns)
+    return stored_key(q.flatten(0, 1), IndexPool(q, scales=q)).view(q.shape)

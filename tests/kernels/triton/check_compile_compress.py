@@ -6,7 +6,14 @@ from typing import Any
 
 import pytest
 
-from engine.kernels.triton import compress_c4, compress_c128, compress_commit, index_scores, select_entries
+from engine.kernels.triton import (
+    compress_c4,
+    compress_c128,
+    compress_commit,
+    index_queries,
+    index_scores,
+    select_entries,
+)
 from tests.kernels.triton.check_compile import compiled
 
 POINTERS = {
@@ -27,6 +34,10 @@ CASES: dict[str, tuple[Any, dict[str, str], dict[str, Any]]] = {
     "close c128": (compress_c128._close_c128, CODED, {"FORM": 2, **WINDOW}),
     "commit c128": (compress_commit._commit_c128, {}, WINDOW),
     "commit c4": (compress_commit._commit_c4, {}, {"WIDE": 1024, "RING": 8}),
+    "code queries": (
+        index_queries._round_queries, {"out": "*fp8e4nv", "scaled": "*fp32", "rows": "i32"},
+        {"ROWS": 64, "WIDE": 128, "GROUP": 32, "CODED": True},
+    ),
     "score": (
         index_scores._index_scores, {"entries": "i32", "out": "*fp32"},
         {"TILE": 128, "QUERIES": 1, "COUNTED": False, "CODED": False, **KEYS},
@@ -45,4 +56,4 @@ CASES: dict[str, tuple[Any, dict[str, str], dict[str, Any]]] = {
 def test_compiles(name: str) -> None:
     kernel, types, constants = CASES[name]
     text = compiled(kernel, POINTERS | types, constants)
-    assert ("wgmma.mma_async" in text) == name.startswith("score")
+    assert ("wgmma.mma_async" in text) == name.startswith(("score", "code"))

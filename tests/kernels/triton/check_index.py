@@ -9,6 +9,7 @@ from torch import Tensor
 from engine.errors import ShapeMismatch
 from engine.kernels.triton import oracle_compress as oracle
 from engine.kernels.triton.faults import Fault, no_faults
+from engine.kernels.triton.index_queries import code_queries, round_queries
 from engine.kernels.triton.index_scores import ScoreShape, index_scores
 from engine.kernels.triton.select_entries import select_in_order
 from engine.model.ops import TorchOps
@@ -16,6 +17,8 @@ from tests.kernels.triton.cases import DEVICE, distance, seeded
 
 FP32 = 1e-5
 """Float32 sums in another order; products of bfloat16 and of FP8 are exact."""
+ROUNDED = 1e-2
+"""As FP32, with a rounding to FP4 or FP8 that falls to the other side for one value in hundreds."""
 POOL_ROWS = 300
 SMALL = ScoreShape(16, 2, 2, 4, 2)
 
@@ -98,6 +101,19 @@ def test_shapes_of_scoring_are_checked() -> None:
     case.keys = case.keys.float()
     with pytest.raises(ShapeMismatch, match="float32"):
         case.scores(case.counts, None, faults)
+
+
+@pytest.mark.parametrize(("tokens", "heads", "wide"), [(0, 4, 32), (3, 5, 128), (1, 70, 32)])
+def test_queries_are_turned_transformed_and_rounded(tokens: int, heads: int, wide: int) -> None:
+    generator = seeded(tokens)
+    q = torch.randn(tokens, heads, wide, generator=generator, device=DEVICE).bfloat16()
+    angles = torch.randn(tokens, 1, 8, generator=generator, device=DEVICE) * 9
+    turns, weights = torch.polar(torch.ones_like(angles), angles), torch.ones(tokens, heads, device=DEVICE)
+    assert distance(round_queries(q, turns), oracle.round_queries(q, turns)) < ROUNDED
+    codes, scales = code_queries(q, turns, weights * 2)
+    assert distance(codes.float() * scales.unsqueeze(2) / 2, oracle.code_queries(q, turns)) < ROUNDED
+    with pytest.raises(ShapeMismatch):
+        round_queries(q.float(), turns)
 
 
 def drawn(kind: str, rows: int, columns: int) -> Tensor:
