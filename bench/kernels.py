@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from bench.kernel_cases import Case, linear_cases, row_cases
+from bench.kernel_index_cases import close_cases, commit_cases, score_cases
 from bench.kernel_moe_cases import expert_cases, routing_cases
 from engine.errors import ConfigError
 
@@ -43,7 +44,15 @@ def measure(row_counts: tuple[int, ...]) -> dict[str, Any]:
     torch.manual_seed(0)
     rates = measured_rates()
     rows = []
-    for make in (linear_cases, expert_cases, routing_cases, row_cases):
+    for make in (
+        linear_cases,
+        expert_cases,
+        routing_cases,
+        row_cases,
+        close_cases,
+        commit_cases,
+        score_cases,
+    ):
         for case in make(row_counts):
             rows.append(figures_of(case, rates))
     return {"rates": rates.__dict__, "rows": rows}
