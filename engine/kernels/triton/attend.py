@@ -1,0 +1,219 @@
+"""Sparse attention over rows of a pool: one softmax over window, compressed keys and a sink; values are keys.
+
+No key is gathered in memory: programs read pool rows by their numbers. Which keys a query sees is told in one
+of two forms. `Keys` has a dense bias [blocks, W, K]. `SeenKeys` has two numbers a query: its keys are a range
+of its row list, and tiles begin at the range's first column, so that a query's bits are the same whether it
+is decoded, verified beside others, or prefilled. What each form of step needs, once a step for all layers:
+
+- window: `rows` int64 [blocks, W + 127] as `QueryBlocks.window_rows`; `seen[b W + w]` = (first column that
+  query sees, count), for a row at position p of a block whose first row is at p0: (max(0, 127 - p) + p - p0
+  where columns start at p0 - 127, min(p + 1, 128)); (0, 0) for padding.
+- c128, and c4 without selection: `rows` int64 [blocks, N] as `c128_rows`; `seen` = (0, (p + 1) // ratio).
+- c4 with selection: `rows` int64 [blocks W, topk] of pool rows, 0 or -1 where fewer are visible; `seen` None,
+  or (0, min(visible, topk)) where the visible ones come first.
+"""
+
+# mypy: disable-error-code="no-untyped-call"
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import torch
+import triton
+from torch import Tensor
+
+from engine.errors import ShapeMismatch
+from engine.kernels.triton.attend_kernels import LOG2_E, _attend, _combine_parts
+from engine.kernels.triton.latent_rows import V4_ROW
+from engine.kernels.triton.linear import multiprocessors
+from engine.model.step import Keys
+
+WIDE = V4_ROW.nope + V4_ROW.rotary
+COMBINE_ROWS = 4
+MOST_SPLITS = 64
+
+
+@dataclass(frozen=True)
+class SeenKeys:
+    """Keys of a class of query blocks, each query seeing a range of its row list.
+
+    pool  [P, 512] bfloat16 or float32, or uint8 [P, 584] FP8 rows; row 0 is zeros
+    rows  [n, K] int64 or int32 pool rows, n blocks or queries; 0 and -1 are absent keys
+    seen  [blocks W, 2] int32: first column and count of each query; None: all columns
+    """
+
+    pool: Tensor
+    rows: Tensor
+    seen: Tensor | None
+
+
+@dataclass(frozen=True)
+class AttendShape:
+    """How attention is cut. A query's bits depend on it, never on other queries.
+
+    heads  of a program, a power of two from 16 to 64
+    keys   of a tile, a power of two from 16
+    tiles  of a program, the others being parts that a second kernel adds up; 0: all of them
+    """
+
+    heads: int
+    keys: int
+    tiles: int
+    warps: int
+    stages: int
+
+
+MANY = AttendShape(64, 64, 0, 8, 2)
+FEW = AttendShape(16, 64, 0, 4, 2)
+FEW_CODED = AttendShape(16, 32, 0, 4, 3)
+"""The largest cuts whose registers and shared memory hold on compute capability 9.0."""
+
+
+def shape_for(queries: int, heads: int, columns: int, kept: torch.dtype, processors: int) -> AttendShape:
+    """A cut for so many queries that see up to `columns` keys each, of a pool of type `kept`.
+
+    Where queries fill the device, a program has as many heads as fill the matrix unit, and all keys. Where
+    they don't, the keys are parted; where they are very few, heads are too. Deterministic modes pass one
+    fixed cut for all steps instead. float32, which is for comparisons, spills registers with any cut.
+    """
+    if kept == torch.float32:
+        return AttendShape(16, 32, 0, 8, 2)
+    few = queries * triton.cdiv(heads, 16) * 4 <= processors or heads <= 16
+    own = FEW_CODED if kept == torch.uint8 else FEW
+    cut = own if few else MANY
+    programs = queries * triton.cdiv(heads, cut.heads)
+    tiles = triton.cdiv(columns, cut.keys)
+    splits = max(1, min(MOST_SPLITS, tiles, processors // programs))
+    share = triton.cdiv(tiles, splits)
+    return cut if share >= tiles else replace(cut, tiles=share)
+
+
+class _Segment(NamedTuple):
+    """One pool's keys as the kernel takes them: `share` queries have one row list."""
+
+    pool: Tensor
+    rows: Tensor
+    bias: Tensor
+    seen: Tensor
+    columns: int
+    stride: int
+    share: int
+    size: int
+    biased: bool
+    ranged: bool
+
+
+def attend(
+    q: Tensor, window: Keys | SeenKeys, compressed: Keys | SeenKeys | None, sink: Tensor, faults: Tensor,
+    turns: Tensor | None = None, out: Tensor | None = None, shape: AttendShape | None = None,
+) -> Tensor:  # fmt: skip
+    """As `TorchOps.attend`, in float32 but for products, whose operands have q's type.
+
+    q        [blocks, W, heads, 512] bfloat16, or float32 with float32 pools; blocks and W lie evenly
+    window, compressed  pools of one type, rows of one type; a query that sees no key gives zeros
+    sink     [heads] float32, an unscaled logit without a value
+    faults   [1] int32; gets Fault.KEY_ROW where a row is outside its pool; such a key counts as unseen
+    turns    [blocks W, 1, 32] complex64, by which the last 64 channels of the result turn; None: they don't
+    out      [blocks, W, heads, 512] in q's type, contiguous, takes the result; None: a new tensor
+    returns  out
+    raises   ShapeMismatch
+    """
+    heads = q.shape[2]
+    near = _segment(window, q, sink)
+    far = (
+        _segment(compressed, q, sink) if compressed else near._replace(columns=0, biased=False, ranged=False)
+    )
+    if out is None:
+        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    flat = q.flatten(0, 1)
+    _check(flat, near, far, sink, out)
+    pairs = None if turns is None else _pairs(turns, flat)
+    kept = near.pool.dtype
+    if flat.shape[0]:
+        cut = shape or shape_for(
+            flat.shape[0], heads, near.columns + far.columns, kept, multiprocessors(q.device)
+        )
+        _run(flat, near, far, sink, faults, pairs, out, cut)
+    return out
+
+
+def _run(
+    q: Tensor, near: _Segment, far: _Segment, sink: Tensor, faults: Tensor, pairs: Tensor | None, out: Tensor,
+    cut: AttendShape,
+) -> None:  # fmt: skip
+    """q [queries, heads, 512]; pairs [queries, 32, 2]."""
+    queries, heads = q.shape[:2]
+    tiles = triton.cdiv(near.columns, cut.keys) + triton.cdiv(far.columns, cut.keys)
+    splits = max(1, triton.cdiv(tiles, cut.tiles)) if cut.tiles else 1
+    parts, totals = out, sink
+    if splits > 1:
+        parts = torch.empty(splits, queries, heads, WIDE, dtype=torch.float32, device=q.device)
+        totals = torch.empty(splits, queries, heads, 2, dtype=torch.float32, device=q.device)
+    own, stride = (sink, 0) if pairs is None else (pairs, pairs.stride(0))
+    _attend[(queries * triton.cdiv(heads, cut.heads), splits)](
+        q, sink, own, parts, totals, faults, *near[:4], *far[:4], queries, heads, q.stride(0), q.stride(1),
+        stride, *near[4:8], *far[4:8], WIDE**-0.5 * LOG2_E.value, cut.heads, cut.keys, cut.tiles,
+        near.pool.dtype == torch.uint8, near.biased, far.biased, near.ranged, far.ranged, pairs is not None,
+        splits > 1, cut.heads == 64 and q.dtype == torch.bfloat16, num_warps=cut.warps, num_stages=cut.stages,
+    )  # fmt: skip
+    if splits > 1:
+        rows = queries * heads
+        _combine_parts[(triton.cdiv(rows, COMBINE_ROWS),)](
+            parts, totals, own, out, rows, heads, splits, stride, COMBINE_ROWS, pairs is not None, num_warps=4
+        )
+
+
+def _segment(keys: Keys | SeenKeys, q: Tensor, nothing: Tensor) -> _Segment:
+    """`nothing` [any] float32 stands for what there isn't, and is never read.
+
+    raises  ShapeMismatch where the row list, the bias or the ranges don't fit q
+    """
+    blocks, width = q.shape[:2]
+    pool, rows, queries = keys.pool, keys.rows, blocks * width
+    lists, columns = rows.shape
+    wide = V4_ROW.row_bytes if pool.dtype == torch.uint8 else WIDE
+    fits = pool.dim() == 2 and pool.shape[1] == wide and pool.is_contiguous() and len(pool) > 0
+    fits &= lists in (blocks, queries) and (columns < 2 or rows.stride(1) == 1)
+    bias = keys.bias if isinstance(keys, Keys) else None
+    seen = keys.seen if isinstance(keys, SeenKeys) else None
+    if bias is not None:
+        fits &= tuple(bias.shape) == (blocks, width, columns) and bias.is_contiguous()
+        fits &= bias.dtype == torch.float32
+    if seen is not None:
+        fits &= tuple(seen.shape) == (queries, 2) and seen.is_contiguous() and seen.dtype == torch.int32
+    if not fits:
+        told = bias if bias is not None else seen
+        raise ShapeMismatch(
+            f"pool {pool.dtype} {tuple(pool.shape)}, rows {tuple(rows.shape)}, bias or ranges "
+            f"{None if told is None else tuple(told.shape)} for {blocks} blocks of {width} queries"
+        )
+    share = width if lists == blocks else 1
+    return _Segment(
+        pool, rows, nothing if bias is None else bias, nothing if seen is None else seen, columns,
+        rows.stride(0), share, pool.shape[0], bias is not None, seen is not None,
+    )  # fmt: skip
+
+
+def _check(q: Tensor, near: _Segment, far: _Segment, sink: Tensor, out: Tensor) -> None:
+    """raises ShapeMismatch where types or shapes aren't what the kernel takes; q is [queries, heads, D]."""
+    kinds = {torch.bfloat16: (torch.bfloat16, torch.uint8), torch.float32: (torch.float32,)}
+    heads, kept = q.shape[1], near.pool.dtype
+    types = (near.rows.dtype, far.rows.dtype)
+    if kept not in kinds.get(q.dtype, ()) or far.pool.dtype != kept or types[0] != types[1]:
+        raise ShapeMismatch(f"q is {q.dtype}, the pools {kept} and {far.pool.dtype}, rows {types}")
+    if q.shape[2] != WIDE or q.stride(2) != 1 or tuple(sink.shape) != (heads,) or sink.dtype != torch.float32:
+        raise ShapeMismatch(
+            f"q is {tuple(q.shape)}, strides {q.stride()}, sink {sink.dtype} {tuple(sink.shape)}; heads have "
+            f"{WIDE} contiguous channels"
+        )
+    if out.numel() != q.numel() or out.dtype != q.dtype or not out.is_contiguous():
+        raise ShapeMismatch(f"out is {out.dtype} {tuple(out.shape)} for queries {q.dtype} {tuple(q.shape)}")
+
+
+def _pairs(turns: Tensor, q: Tensor) -> Tensor:
+    """float32 [queries, 32, 2]. raises ShapeMismatch."""
+    if tuple(turns.shape) != (q.shape[0], 1, V4_ROW.rotary // 2) or turns.dtype != torch.complex64:
+        raise ShapeMismatch(f"turns are {turns.dtype} {tuple(turns.shape)} for {q.shape[0]} queries")
+    return torch.view_as_real(turns.squeeze(1).contiguous())

@@ -1,0 +1,110 @@
+"""RMSNorm of heads and rotary embedding, in place.
+
+Pairs (2i, 2i + 1) of the last channels turn by unit complex numbers. Each vector is wholly loaded before its
+first store, so that input and output may be one. Norm and rotation each round to x's type, as the oracle
+(`TorchOps.rms_norm`, then `rotate`) does.
+"""
+
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, misc"
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from engine.errors import ShapeMismatch
+from engine.kernels.triton.formats import convert
+
+ELEMENTS = 4096
+"""Values of a program, in as many whole vectors as fit."""
+
+
+@triton.jit
+def turned(value, turns, first, rotary, held, WIDE: tl.constexpr):
+    """value [N, WIDE] float32 with the channel pairs from `first` on rotated.
+
+    turns   [N, 1] pointers to each row's (cosine, sine) pairs, `rotary` float32 values
+    first   even: the first channel that turns; the `rotary` channels from there do
+    held    [N] bool: rows that have turns
+    """
+    rows: tl.constexpr = value.shape[0]
+    pair = tl.arange(0, WIDE // 2)[None, :]
+    within = (2 * pair >= first) & (2 * pair < first + rotary) & held[:, None]
+    cosine = tl.load(turns + (2 * pair - first), mask=within, other=1.0)
+    sine = tl.load(turns + (2 * pair - first + 1), mask=within, other=0.0)
+    even, odd = tl.split(tl.reshape(value, (rows, WIDE // 2, 2)))
+    out = tl.join(even * cosine - odd * sine, even * sine + odd * cosine)
+    return tl.reshape(out, (rows, WIDE))
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _rotate(
+    x, turns, rows, heads, first, rotary, columns, eps, token_stride, head_stride, turn_stride,
+    ROWS: tl.constexpr, WIDE: tl.constexpr, NORMED: tl.constexpr,
+):  # fmt: skip
+    # Without a norm a program touches the channels that turn, and no others.
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    token, head = row // heads, row % heads
+    channel = tl.arange(0, WIDE)
+    held = row < rows
+    place = x + (token * token_stride + head * head_stride)[:, None] + channel[None, :]
+    inside = held[:, None] & (channel < columns)[None, :]
+    value = tl.load(place, mask=inside, other=0.0).to(tl.float32)
+    if NORMED:
+        value = value * tl.rsqrt(tl.sum(value * value, 1) / columns + eps)[:, None]
+        value = convert(value, x.dtype.element_ty).to(tl.float32)
+    value = turned(value, turns + (token * turn_stride)[:, None], first, rotary, held, WIDE)
+    tl.store(place, convert(value, x.dtype.element_ty), mask=inside)
+
+
+def rotate(x: Tensor, turns: Tensor) -> None:
+    """Rotates in place the pairs (2i, 2i + 1) of the last r channels of each head.
+
+    x       [T, heads, D] bfloat16 or float32, channels contiguous, other strides free
+    turns   [T, 1, r / 2] complex64; those of `Turns.plain_back` undo those of `Turns.plain`
+    raises  ShapeMismatch
+    """
+    rotary = 2 * turns.shape[-1]
+    _run(x[..., x.shape[-1] - rotary :], _pairs(x, turns), 0, rotary, None)
+
+
+def q_norm_rope(q: Tensor, turns: Tensor, eps: float) -> None:
+    """RMSNorm of each head, without weight, then the rotation of its last r channels; in place.
+
+    q       [T, heads, D] bfloat16 or float32, channels contiguous, other strides free
+    turns   [T, 1, r / 2] complex64
+    raises  ShapeMismatch
+    """
+    rotary = 2 * turns.shape[-1]
+    _run(q, _pairs(q, turns), q.shape[-1] - rotary, rotary, eps)
+
+
+def _run(x: Tensor, pairs: Tensor, first: int, rotary: int, eps: float | None) -> None:
+    tokens, heads, columns = x.shape
+    wide = triton.next_power_of_2(columns)
+    block = max(1, ELEMENTS // wide)
+    rows = tokens * heads
+    if rows:
+        _rotate[(triton.cdiv(rows, block),)](
+            x, pairs, rows, heads, first, rotary, columns, eps or 0.0, x.stride(0), x.stride(1),
+            pairs.stride(0), block, wide, eps is not None, num_warps=4,
+        )  # fmt: skip
+
+
+def _pairs(x: Tensor, turns: Tensor) -> Tensor:
+    """turns as float32 [T, r / 2, 2]. raises ShapeMismatch where x doesn't fit."""
+    if (
+        x.dim() != 3
+        or x.stride(2) != 1
+        or x.shape[2] % 2
+        or tuple(turns.shape[:-1]) != (x.shape[0], 1)
+        or 2 * turns.shape[-1] > x.shape[2]
+        or turns.dtype != torch.complex64
+    ):
+        raise ShapeMismatch(
+            f"x is {tuple(x.shape)}, strides {x.stride()}; turns are {turns.dtype} {tuple(turns.shape)}; "
+            "takes [T, heads, D] with D even and contiguous, and complex64 [T, 1, at most D / 2]"
+        )
+    return torch.view_as_real(turns.squeeze(1).contiguous())

@@ -1,0 +1,83 @@
+"""Attention, rotation and storing compile for compute capability 9.0, in no need of a device."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import triton
+from triton.compiler import ASTSource
+
+from engine.kernels.triton import attend, attend_kernels, rope, store
+from engine.kernels.triton.attend import AttendShape
+from tests.kernels.triton.check_compile import HOPPER
+
+TYPES = {
+    "w_rows": "*i64", "c_rows": "*i64", "w_bias": "*fp32", "c_bias": "*fp32", "w_seen": "*i32",
+    "c_seen": "*i32", "q": "*bf16", "sink": "*fp32", "turns": "*fp32", "totals": "*fp32", "faults": "*i32",
+    "x": "*bf16", "weight": "*fp32", "places": "*i64", "parts": "*fp32", "out": "*bf16", "eps": "fp32",
+    "scale": "fp32",
+}  # fmt: skip
+
+
+def attended(cut: AttendShape, kept: str, biased: bool) -> tuple[Any, dict[str, str], dict[str, Any]]:
+    """Attention over pools of pointer type `kept`."""
+    types = {"w_pool": kept, "c_pool": kept, "out": "*fp32" if cut.tiles else "*bf16"}
+    constants = {
+        "HEADS": cut.heads, "KEYS": cut.keys, "TILES": cut.tiles, "CODED": kept == "*u8", "W_BIASED": biased,
+        "C_BIASED": biased, "W_RANGED": not biased, "C_RANGED": not biased, "TURNED": True,
+        "SPLIT": cut.tiles > 0, "APART": cut.heads == 64,
+    }  # fmt: skip
+    return attend_kernels._attend, types, constants
+
+
+def stored(kept: str, form: int) -> tuple[Any, dict[str, str], dict[str, Any]]:
+    sizes = {"ROWS": 4, "WIDE": 512, "FORMAT": form, "SIZE": 64, "FLOOR": 1e-4, "TOP": 7}
+    return store._store, {"pool": kept}, sizes
+
+
+ATTENDED = {
+    "many": (attend.MANY, "*bf16", False),
+    "many coded": (attend.MANY, "*u8", True),
+    "few": (replace(attend.FEW, tiles=1), "*bf16", True),
+    "few coded": (replace(attend.FEW_CODED, tiles=2), "*u8", False),
+}
+OTHERS: dict[str, tuple[Any, dict[str, str], dict[str, Any]]] = {
+    "q_norm_rope": (rope._rotate, {}, {"ROWS": 8, "WIDE": 512, "NORMED": True}),
+    "store": stored("*bf16", 1),
+    "store coded": stored("*u8", 2),
+    "combine": (attend_kernels._combine_parts, {}, {"ROWS": 4, "TURNED": True}),
+}
+
+
+def compiled(
+    kernel: Any, types: dict[str, str], constants: dict[str, Any], warps: int = 4, stages: int = 3
+) -> Any:
+    """Addresses and sizes are multiples of 16, but for those for which the kernel isn't specialised."""
+    signature, hints = {}, {}
+    for parameter in kernel.params:
+        name = parameter.name
+        kind = "constexpr" if name in constants else (TYPES | types).get(name, "i32")
+        signature[name] = kind
+        loose = parameter.do_not_specialize or parameter.do_not_specialize_on_alignment
+        if kind not in ("constexpr", "fp32") and not loose:
+            hints[(parameter.num,)] = [["tt.divisibility", 16]]
+    values = {(kernel.arg_names.index(name),): value for name, value in constants.items()}
+    source = ASTSource(kernel, signature, values, hints)
+    return triton.compile(source, target=HOPPER, options={"num_warps": warps, "num_stages": stages})
+
+
+@pytest.mark.parametrize("name", ATTENDED)
+def test_attention_compiles_to_what_the_device_has(name: str) -> None:
+    """Shared memory holds, keys are copied while products run, and many heads use the wide matrix unit."""
+    cut, kept, biased = ATTENDED[name]
+    made = compiled(*attended(cut, kept, biased), cut.warps, cut.stages)
+    assert made.metadata.shared <= 227 << 10
+    assert "cp.async" in made.asm["ptx"]
+    assert ("wgmma.mma_async" in made.asm["ptx"]) == (cut.heads == 64)
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_compiles(name: str) -> None:
+    assert ".target sm_90" in compiled(*OTHERS[name]).asm["ptx"]
