@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+import anyio
 import anyio.to_thread
 
 from engine.actors.capacity import CostTable
@@ -27,11 +28,15 @@ from engine.memory.pages import ASIDE
 from engine.messages import StepDone
 
 if TYPE_CHECKING:
+    from engine.grammar.pipeline_loader import Matchers
     from engine.model.groups import Groups
 
 
 LOADERS = 2
 """Threads that load grammars; one that is slow doesn't hold up all others."""
+
+LOADER_S = 1.0
+"""What the end of a rank waits for threads that load grammars; less than lifecycle_release.PART_S."""
 
 
 def speculation_of(settings: Settings, block: int, costs: CostTable | None) -> Speculation | None:
@@ -55,6 +60,7 @@ class ModelParts:
     _meeting = ""
     _groups: Groups | None = None
     _device = "cpu"
+    _matchers: Matchers | None = None
 
     def place(self, rank: int, meeting: str) -> None:
         """As Parts.place."""
@@ -99,7 +105,8 @@ class ModelParts:
             cache_entries=settings.grammar_cache_entries,
             timeout_s=settings.grammar_timeout_s,
         )
-        return Matchers(runner.grammars, limits, mailbox.tell_first, timers)
+        self._matchers = Matchers(runner.grammars, limits, mailbox.tell_first, timers)
+        return self._matchers
 
     def wall_s(self) -> float:
         """The host's wall clock."""
@@ -138,7 +145,15 @@ class ModelParts:
         return Rank(setup, runner.figures)
 
     async def release(self, part: str) -> None:
-        """On a thread: a device's library may take its time. Captured graphs: there are none yet."""
+        """On a thread: a device's library may take its time. Captured graphs: there are none yet.
+
+        First go the threads that fill what a step reads. One that loads a grammar can't be stopped: after a
+        moment the end goes on without it.
+        """
+        if part == "graphs" and self._matchers is not None:
+            matchers, self._matchers = self._matchers, None
+            with anyio.move_on_after(LOADER_S):
+                await anyio.to_thread.run_sync(matchers.close, abandon_on_cancel=True)
         if self._device == "cpu" and self._groups is None:
             return  # Host memory goes with the process, sooner than a collection takes.
         await anyio.to_thread.run_sync(self._release, part, abandon_on_cancel=True)
