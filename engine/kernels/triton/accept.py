@@ -35,9 +35,9 @@ class Drafts:
     positions  int64 [B], where the first token that each emits will stand
     lens       int64 [B], rows of each, anchor included: 0 .. gamma + 1; a group of 0 emits nothing
     ids        int64 [B, gamma]
-    logits     float32 [B, gamma, V], contiguous, what each draft was drawn from at its request's temperature;
-               None: a draft is the one token that could come
-    stats      of those logits at these temperatures, as [B gamma, V]; None: they are computed here
+    logits     float32 [B, gamma, V], what each draft was drawn from at its request's temperature, in one
+               piece, or gamma pieces of all groups; None: a draft is the one token that could come
+    stats      of those logits at these temperatures, rows as they lie in memory; None: they are computed here
     """
 
     slots: Tensor
@@ -64,12 +64,11 @@ class Verdicts:
 
 @triton.jit
 def _proposed(
-    draft_logits, tops, sums, first, cell, judges, columns, places, temperature,
+    draft_logits, tops, sums, row, cell, judges, columns, places, temperature,
     LANES: tl.constexpr, PLACES: tl.constexpr,
 ):  # fmt: skip
-    """Of draft rows `first` on: the largest logit, the mass, and the weight of a token; [LANES]."""
+    """Of draft rows: the largest logit, the mass, and the weight of a token; [LANES], as row and cell are."""
     place = tl.arange(0, PLACES)
-    row = first + tl.arange(0, LANES)
     held = judges[:, None] & (place < places)[None, :]
     at = row.to(tl.int64)[:, None] * places + place[None, :]
     top = tl.load(tops + at, mask=held, other=float("-inf"))
@@ -84,7 +83,7 @@ def _proposed(
 def _judge(
     logits, ids, draft_logits, slots, positions, lens, floats, ints, repeats, choices, bests, totals, floors,
     lasts, draft_tops, draft_sums, tokens, counts, valid, rows, drafted, q_best, q_total,
-    stride, columns, places, groups, gamma, fields, numbers,
+    stride, across, along, id_across, id_along, columns, places, groups, gamma, fields, numbers,
     GROUPS: tl.constexpr, LANES: tl.constexpr, PLACES: tl.constexpr, DENSE: tl.constexpr,
 ):  # fmt: skip
     group = tl.program_id(0)
@@ -94,7 +93,7 @@ def _judge(
     best = tl.load(bests + row, mask=lane < own, other=0.0)
     choice = tl.load(choices + row, mask=lane < own, other=0)
     judges = lane < own - 1
-    draft = tl.load(ids + group * gamma + lane, mask=judges, other=-1)
+    draft = tl.load(ids + group * id_across + lane * id_along, mask=judges, other=-1)
     passed = (choice == draft).to(tl.int32)
     slot = tl.maximum(tl.load(slots + group).to(tl.int64), 0)
     temperature, top_k = tl.load(floats + slot * fields), tl.load(ints + slot * numbers + 1)
@@ -113,8 +112,8 @@ def _judge(
         q = tl.full((LANES,), 1.0, tl.float64)
         if DENSE:
             least, mass, heavy = _proposed(
-                draft_logits, draft_tops, draft_sums, group * gamma, cell, judges, columns, places,
-                temperature, LANES, PLACES,
+                draft_logits, draft_tops, draft_sums, group * across + lane * along, cell, judges, columns,
+                places, temperature, LANES, PLACES,
             )  # fmt: skip
             q = heavy.to(tl.float64) / tl.where(mass > 0, mass, 1.0)
         fit = (tested & (q > 0)).to(tl.int32)
@@ -152,9 +151,7 @@ def accept(
     """
     groups, gamma = drafts.ids.shape
     count, columns = logits.shape
-    wanted = (groups, gamma, columns)
-    if drafts.logits is not None and (drafts.logits.shape != wanted or not drafts.logits.is_contiguous()):
-        raise ShapeMismatch(f"draft logits are {tuple(drafts.logits.shape)}, not {wanted} in one piece")
+    across, along = _draft_rows(drafts, columns)
     if rows is None:
         laid = spread(drafts.slots, drafts.positions, drafts.lens, gamma + 1, count)
         stats = group_stats(logits, laid.slots, floats)
@@ -169,17 +166,42 @@ def accept(
         return out
     q = drafts.stats
     if q is None and drafts.logits is not None:
-        q = group_stats(drafts.logits.flatten(0, 1), drafts.slots, floats, width=gamma)
+        q = _draft_stats(drafts.logits, drafts.slots, floats)
     rejections = Rejections(*(new(groups, dtype=t) for t in (torch.int32, torch.int32, None, torch.float64)))
     places, known = (1, (None, None)) if q is None else (q.tops.shape[1], (q.tops, q.sums))
     _judge[(groups,)](
         logits, drafts.ids, drafts.logits, drafts.slots, drafts.positions, drafts.lens, floats, ints, repeats,
         rows.tokens, rows.best, rows.totals, rows.floors, rows.lasts, *known, out.tokens, out.counts,
         out.valid.view(torch.int8), rejections.rows, rejections.drafted, rejections.q_best,
-        rejections.q_total, logits.stride(0), columns, places, groups, gamma, floats.stride(0),
-        ints.stride(0), triton.next_power_of_2(groups), triton.next_power_of_2(gamma + 1),
-        triton.next_power_of_2(places), drafts.logits is not None, num_warps=1 if q is None else 8,
+        rejections.q_total, logits.stride(0), across, along, *drafts.ids.stride(), columns, places, groups,
+        gamma, floats.stride(0), ints.stride(0), triton.next_power_of_2(groups),
+        triton.next_power_of_2(gamma + 1), triton.next_power_of_2(places), drafts.logits is not None,
+        num_warps=1 if q is None else 8,
     )  # fmt: skip
     table = (drafts.slots, drafts.positions, floats, ints)
-    replace_rejected(logits, drafts.logits, table, rows, rejections, out.counts, out.tokens)
+    known_rows = (across, along)
+    replace_rejected(logits, drafts.logits, known_rows, table, rows, rejections, out.counts, out.tokens)
     return out
+
+
+def _draft_rows(drafts: Drafts, columns: int) -> tuple[int, int]:
+    """How many rows of the draft logits lie between groups, and between one group's drafts."""
+    groups, gamma = drafts.ids.shape
+    if drafts.logits is None:
+        return gamma, 1
+    piece, pieces = (gamma * columns, columns, 1), (columns, groups * columns, 1)
+    fits = drafts.logits.stride() in (piece, pieces) or not drafts.logits.numel()
+    if drafts.logits.shape != (groups, gamma, columns) or not fits:
+        raise ShapeMismatch(
+            f"draft logits are {tuple(drafts.logits.shape)} with strides {drafts.logits.stride()}, not "
+            f"{(groups, gamma, columns)} in one piece or {gamma}"
+        )
+    return (gamma, 1) if drafts.logits.stride() == piece else (1, groups)
+
+
+def _draft_stats(logits: Tensor, slots: Tensor, floats: Tensor) -> GroupStats:
+    """Of draft logits [B, gamma, V], rows as they lie in memory."""
+    gamma = logits.shape[1]
+    if logits.is_contiguous():
+        return group_stats(logits.flatten(0, 1), slots, floats, width=gamma)
+    return group_stats(logits.transpose(0, 1).flatten(0, 1), slots.repeat(gamma), floats)

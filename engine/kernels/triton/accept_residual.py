@@ -75,7 +75,7 @@ def _removed(target, drafted, best, total, floor, last, temperature):
 @triton.jit
 def _sums(
     logits, draft_logits, slots, floats, bests, totals, floors, lasts, rows, drafted, q_best, q_total, counts,
-    more_sums, p_sums, stride, columns, places, gamma, fields,
+    more_sums, p_sums, stride, across, along, columns, places, fields,
     GROUPS: tl.constexpr, SIZE: tl.constexpr, DENSE: tl.constexpr,
 ):  # fmt: skip
     group = tl.program_id(0)
@@ -87,7 +87,7 @@ def _sums(
         best, total = tl.load(bests + row), tl.load(totals + row)
         floor, last = tl.load(floors + row), tl.load(lasts + row)
         target, draft = logits + row * stride, tl.load(drafted + group)
-        at = group.to(tl.int64) * gamma + tl.load(counts + group) - 1
+        at = group.to(tl.int64) * across + (tl.load(counts + group) - 1) * along
         if not DENSE:
             draft = _removed(target, draft, best, total, floor, last, temperature)
         more, p = _excess(
@@ -103,7 +103,8 @@ def _sums(
 @triton.jit
 def _replace(
     logits, draft_logits, slots, positions, floats, ints, bests, totals, floors, lasts, rows, drafted, q_best,
-    q_total, counts, more_sums, p_sums, tokens, stride, columns, places, gamma, fields, numbers,
+    q_total, counts, more_sums, p_sums, tokens, stride, across, along, columns, places, gamma, fields,
+    numbers,
     PLACES: tl.constexpr, SIZE: tl.constexpr, DENSE: tl.constexpr,
 ):  # fmt: skip
     group = tl.program_id(0)
@@ -125,9 +126,10 @@ def _replace(
         position = tl.load(positions + group) + accepted
         picked, share = pick_group(mass, uniform(tl.load(ints + slot * numbers), position, RESIDUAL), PLACES)
         token = picked * SIZE + tl.arange(0, SIZE)
+        at = group.to(tl.int64) * across + accepted * along
         more, p = _excess(
-            target, draft_logits + (group.to(tl.int64) * gamma + accepted) * columns, token, columns, best,
-            total, floor, last, tl.load(q_best + group), tl.load(q_total + group), draft, temperature, DENSE,
+            target, draft_logits + at * columns, token, columns, best, total, floor, last,
+            tl.load(q_best + group), tl.load(q_total + group), draft, temperature, DENSE,
         )  # fmt: skip
         if DENSE:
             more = tl.where(fits, more, p)
@@ -138,6 +140,7 @@ def _replace(
 def replace_rejected(
     logits: Tensor,
     draft_logits: Tensor | None,
+    draft_rows: tuple[int, int],
     columns: tuple[Tensor, Tensor, Tensor, Tensor],
     rows: Drawn,
     rejections: Rejections,
@@ -147,6 +150,7 @@ def replace_rejected(
     """Writes the token that comes instead of each rejected draft behind the accepted ones in `tokens`.
 
     logits        float32 [M, V];  draft_logits float32 [B, gamma, V], or none
+    draft_rows    rows of the draft logits between groups, and between one group's drafts
     columns       slots and positions int64 [B], floats float32 [S, 6] and ints int64 [S, 2]
     counts        int64 [B], accepted drafts and one more;  tokens int64 [B, gamma + 1]
     """
@@ -158,11 +162,11 @@ def replace_rejected(
     known = (rows.best, rows.totals, rows.floors, rows.lasts)
     found = (rejections.rows, rejections.drafted, rejections.q_best, rejections.q_total, counts)
     _sums[(groups, triton.cdiv(places, 16))](
-        logits, proposed, slots, floats, *known, *found, sums[0], sums[-1], logits.stride(0), size, places,
-        gamma, floats.stride(0), 16, GROUP, dense,
+        logits, proposed, slots, floats, *known, *found, sums[0], sums[-1], logits.stride(0), *draft_rows,
+        size, places, floats.stride(0), 16, GROUP, dense,
     )  # fmt: skip
     _replace[(groups,)](
         logits, proposed, slots, positions, floats, ints, *known, *found, sums[0], sums[-1], tokens,
-        logits.stride(0), size, places, gamma, floats.stride(0), ints.stride(0),
+        logits.stride(0), *draft_rows, size, places, gamma, floats.stride(0), ints.stride(0),
         triton.next_power_of_2(places), GROUP, dense,
     )  # fmt: skip

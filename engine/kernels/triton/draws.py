@@ -18,6 +18,7 @@ from torch import Tensor
 
 from engine.errors import ShapeMismatch
 from engine.kernels.triton.draws_numbers import (
+    DRAFT,
     GROUP,
     SAMPLE,
     key_of,
@@ -68,10 +69,24 @@ def drawn_plain(row, top, sums, best, temperature, u, columns, PLACES: tl.conste
 
 
 @triton.jit
+def drawn_for(ints, positions, repeats, row, slot, numbers, step, DRAFTS: tl.constexpr):
+    """The number of a row, float64, and whether the draw is from the whole row whatever its filters."""
+    key, position = tl.load(ints + slot * numbers), tl.load(positions + row)
+    whole = tl.full((), 0, tl.int32)
+    word = tl.full((), SAMPLE, tl.int64)
+    if DRAFTS:
+        # A draft of a request that repeats is the token that plain decoding draws at its position.
+        whole = (tl.load(repeats + slot) == 0).to(tl.int32)
+        word = tl.where(whole > 0, DRAFT | (step.to(tl.int64) << 8), SAMPLE)
+        position += tl.where(whole > 0, 0, step)
+    return uniform(key, position, word), whole
+
+
+@triton.jit
 def _draw(
-    logits, slots, positions, floats, ints, tops, args, sums, listed, ids, weights,
+    logits, slots, positions, floats, ints, tops, args, sums, listed, ids, weights, repeats, step,
     tokens, valid, bests, totals, floors, lasts, stride, columns, groups, fields, numbers,
-    PLACES: tl.constexpr, SIZE: tl.constexpr, MOST: tl.constexpr,
+    PLACES: tl.constexpr, SIZE: tl.constexpr, MOST: tl.constexpr, DRAFTS: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + row).to(tl.int64)
@@ -89,11 +104,11 @@ def _draw(
         temperature = tl.load(floats + slot * fields)
         top_k = tl.load(ints + slot * numbers + 1).to(tl.int32)
         if (temperature > 0) & (top_k != 1):
-            u = uniform(tl.load(ints + slot * numbers), tl.load(positions + row), SAMPLE)
+            u, whole = drawn_for(ints, positions, repeats, row, slot, numbers, step, DRAFTS)
             top_p, min_p = tl.load(floats + slot * fields + 1), tl.load(floats + slot * fields + 2)
             mass = tl.load(sums + row * groups + place, mask=held, other=0.0)
             own = logits + row * stride
-            if (top_k == 0) & (top_p >= 1.0) & (min_p <= 0):
+            if (whole > 0) | ((top_k == 0) & (top_p >= 1.0) & (min_p <= 0)):
                 token, total = drawn_plain(own, top, mass, best, temperature, u, columns, PLACES, SIZE)
             else:
                 heads = weight(top, best, temperature)
@@ -111,7 +126,7 @@ def _draw(
 
 @triton.jit
 def _search(
-    logits, slots, positions, floats, ints, tokens, valid, bests, totals, floors, lasts,
+    logits, slots, positions, floats, ints, step, tokens, valid, bests, totals, floors, lasts,
     stride, columns, fields, numbers, WIDE: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
@@ -119,7 +134,7 @@ def _search(
     sane = tl.load(valid + row) > 0
     # Floors of rows that aren't valid are anything.
     if sane & (tl.load(floors + row) == SEARCHED):
-        u = uniform(tl.load(ints + slot * numbers), tl.load(positions + row), SAMPLE)
+        u = uniform(tl.load(ints + slot * numbers), tl.load(positions + row) + step, SAMPLE)
         floor, last, mass, token = search(
             logits + row * stride, columns, tl.load(bests + row), tl.load(floats + slot * fields),
             tl.load(ints + slot * numbers + 1).to(tl.int32), tl.load(floats + slot * fields + 1),
@@ -141,7 +156,32 @@ def draw(
     floats     float32 [S, 6] and ints int64 [S, 2], of SlotParameters
     raises     ShapeMismatch
     """
-    rows, columns = logits.shape
+    return _launch(logits, stats, (slots, positions, floats, ints), 0, None)
+
+
+def draw_drafts(
+    logits: Tensor,
+    stats: GroupStats,
+    slots: Tensor,
+    positions: Tensor,
+    floats: Tensor,
+    ints: Tensor,
+    step: int,
+    repeats: Tensor,
+) -> Tensor:
+    """Draft `step` (from 0) of each row, int64 [R]: no filter, but where the request repeats.
+
+    positions  int64 [R], of each row's first draft;  repeats  uint8 [S], Features.repeats
+    Other arguments and errors as of `draw`.
+    """
+    return _launch(logits, stats, (slots, positions, floats, ints), step, repeats).tokens
+
+
+def _launch(
+    logits: Tensor, stats: GroupStats, columns: tuple[Tensor, ...], step: int, repeats: Tensor | None
+) -> Drawn:
+    rows, size = logits.shape
+    slots, positions, floats, ints = columns
     if slots.shape != (rows,) or positions.shape != (rows,) or stats.tops.shape[0] != rows:
         raise ShapeMismatch(f"{rows} rows, {slots.shape} slots, {positions.shape} positions")
     groups = stats.tops.shape[1]
@@ -153,14 +193,14 @@ def draw(
         empty(rows, dtype=torch.float64), empty(rows, dtype=torch.int32), empty(rows, dtype=torch.int32),
     )  # fmt: skip
     if rows:
-        parameters = (logits, slots, positions, floats, ints)
         outs = (out.tokens, out.valid.view(torch.int8), out.best, out.totals, out.floors, out.lasts)
         strides = (floats.stride(0), ints.stride(0))
         _draw[(rows,)](
-            *parameters, stats.tops, stats.args, stats.sums, *integers, empty(rows, most), *outs,
-            logits.stride(0), columns, groups, *strides, places, GROUP, most, num_warps=8,
+            logits, *columns, stats.tops, stats.args, stats.sums, *integers, empty(rows, most), repeats, step,
+            *outs, logits.stride(0), size, groups, *strides, places, GROUP, most, repeats is not None,
+            num_warps=8,
         )  # fmt: skip
-        _search[(rows,)](*parameters, *outs, logits.stride(0), columns, *strides, SEARCH, num_warps=8)
+        _search[(rows,)](logits, *columns, step, *outs, logits.stride(0), size, *strides, SEARCH, num_warps=8)
     return out
 
 

@@ -59,11 +59,11 @@ def seen_row(tokens: bytes, prompt_tokens: int, vocab_size: int) -> Tensor:
 
 
 @triton.jit
-def _penalised(value, occurrences, factors, drafts, ahead, token):
+def _penalised(value, occurrences, factors, drafts, along, ahead, token):
     """Repetition, then frequency and presence, of a row that has also seen its first `ahead` drafts."""
     repetition, frequency, presence = tl.load(factors), tl.load(factors + 1), tl.load(factors + 2)
     for i in range(ahead):
-        occurrences += (token == tl.load(drafts + i)).to(tl.int32)
+        occurrences += (token == tl.load(drafts + i * along)).to(tl.int32)
     repetition += tl.zeros_like(value)
     repeated = tl.where(value > 0, tl.div_rn(value, repetition), value * repetition)
     count = occurrences & (_IN_PROMPT - 1)
@@ -75,7 +75,8 @@ def _penalised(value, occurrences, factors, drafts, ahead, token):
 @triton.jit
 def _edit(
     logits, slots, positions, row_groups, row_ahead, drafts, floats, seen, bias_ids, bias_values, bias_counts,
-    stop_ids, stop_counts, stop_from, masks, mask_rows, stride, columns, words, gamma, fields, biases, stops,
+    stop_ids, stop_counts, stop_from, masks, mask_rows, stride, across, along, columns, words, fields, biases,
+    stops,
     LINES: tl.constexpr, WORD: tl.constexpr, DRAFTED: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
@@ -102,8 +103,8 @@ def _edit(
                 ahead = tl.zeros((), tl.int64)
                 if DRAFTED:
                     ahead = tl.load(row_ahead + row)
-                    drafts += tl.load(row_groups + row) * gamma
-                value = _penalised(value, occurrences, factors, drafts, ahead, token)
+                    drafts += tl.load(row_groups + row) * across
+                value = _penalised(value, occurrences, factors, drafts, along, ahead, token)
             for i in range(early):
                 value = tl.where(token == tl.load(stop_ids + slot * stops + i), float("-inf"), value)
             if mask_row >= 0:
@@ -151,12 +152,12 @@ def edit(
     if (masks is None) != (mask_rows is None) or (masks is not None and masks.shape[1] != words):
         raise ShapeMismatch(f"a vocabulary of {columns} has masks of {words} words, and one of a row")
     if count:
-        gamma = 0 if draft_ids is None else draft_ids.shape[1]
+        across, along = (0, 0) if draft_ids is None else draft_ids.stride()
         _edit[(count, triton.cdiv(columns, TILE))](
             logits, rows.slots, rows.positions, rows.groups, rows.ahead,
             rows.ahead if draft_ids is None else draft_ids, tables.floats, tables.seen, tables.bias_ids,
             tables.bias_values, tables.bias_counts, tables.stop_ids, tables.stop_counts, tables.stop_from,
-            masks, mask_rows, logits.stride(0), columns, words, gamma, tables.floats.stride(0),
+            masks, mask_rows, logits.stride(0), across, along, columns, words, tables.floats.stride(0),
             tables.bias_ids.shape[1], tables.stop_ids.shape[1], TILE // WORD, WORD, draft_ids is not None,
             masks is not None,
         )  # fmt: skip

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from engine.kernels.triton import accept, accept_residual, accept_rows, draws, logits, masks
+from engine.kernels.triton import accept, accept_residual, accept_rows, draws, logits, markov, masks
 from tests.kernels.triton.check_compile import compiled
 
 POINTERS = {
@@ -18,14 +18,18 @@ POINTERS = {
     "p_sums": "*fp64", "row_slots": "*i64", "row_positions": "*i64", "row_groups": "*i64",
     "row_ahead": "*i64", "drafts": "*i64", "seen": "*i32", "bias_ids": "*i32", "bias_values": "*fp32",
     "bias_counts": "*i32", "stop_ids": "*i32", "stop_counts": "*i32", "stop_from": "*i64", "masks": "*i32",
-    "mask_rows": "*i64",
+    "mask_rows": "*i64", "previous": "*i64", "w1": "*bf16", "w2": "*bf16",
 }  # fmt: skip
 OTHER: dict[str, dict[str, str]] = {"draw": {"ids": "*i32"}, "spread": {"rows": "i32"}}
+OTHER |= {name: {"rows": "i32"} for name in ("bias", "bias of many rows")}
 """Where a name means another type."""
 CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "group_stats": (logits._group_stats, {"GROUPS": 32, "SIZE": 128, "TEMPERED": True}),
-    "draw": (draws._draw, {"PLACES": 1024, "SIZE": 128, "MOST": 512}),
+    "draw": (draws._draw, {"PLACES": 1024, "SIZE": 128, "MOST": 512, "DRAFTS": True}),
     "search": (draws._search, {"WIDE": 1024}),
+    "bias": (markov._bias, {"ROWS": 16, "SIZE": 128, "STEP": 64, "LOOKED_UP": True}),
+    "bias of many rows": (markov._bias, {"ROWS": 64, "SIZE": 128, "STEP": 64, "LOOKED_UP": True}),
+    "choose": (markov._choose, {"PLACES": 1024, "SIZE": 128}),
     "edit": (masks._edit, {"LINES": 64, "WORD": 32, "DRAFTED": True, "MASKED": True}),
     "count": (masks._count, {"LANES": 8}),
     "spread": (accept_rows._spread, {"GROUPS": 128, "LANES": 8}),
