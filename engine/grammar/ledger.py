@@ -40,7 +40,9 @@ class Ledger:
             total = _read(descriptor)
             change = Change(self, descriptor, self._recount() if total is None else total)
             yield change
-            change.close()
+            # A disk that is full may take nothing, not even over what is there: looking must not need it.
+            if change.begun or change.total != total:
+                change.close()
         finally:
             os.close(descriptor)
 
@@ -66,15 +68,18 @@ class Change:
     """The ledger in the hands of one process.
 
     total  bytes of all entries
+    begun  the count on the disk is marked as untrue
     """
 
     def __init__(self, ledger: Ledger, descriptor: int, total: int) -> None:
         self.total = total
+        self.begun = False
         self._ledger = ledger
         self._descriptor = descriptor
 
     def begin(self) -> None:
         """From here on the count isn't true until this change is closed."""
+        self.begun = True
         os.pwrite(self._descriptor, _record(True, self.total), 0)
         os.fdatasync(self._descriptor)
 

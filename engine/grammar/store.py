@@ -58,7 +58,7 @@ class Store:
             for folder in (root, self._folder):
                 _demand_own(folder)
             self._secret = _secret_of(root)
-            self._ledger.recover()
+            self._total = self._ledger.recover()
         except OSError as error:
             raise StoreUnusable(f"the grammar store {root} can't be used: {error}") from error
 
@@ -126,9 +126,13 @@ class Store:
         return found
 
     def total_bytes(self) -> int:
-        """Of all entries of all scopes."""
-        with self._ledger.change() as change:
-            return change.total
+        """Of all entries of all scopes; what was known last where the disk doesn't tell (counted)."""
+        try:
+            with self._ledger.change() as change:
+                self._total = change.total
+        except OSError:
+            self.errors["io"] += 1
+        return self._total
 
     def _rename(self, temporary: Path, path: Path, size: int) -> bool:
         with self._ledger.change() as change:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from engine.fsm.owners import ROOT
 from engine.grammar import worker_job
 from engine.grammar.compiler import Compiler, whole_library
 from engine.grammar.key import GrammarKey
-from engine.grammar.ledger import ENTRY
+from engine.grammar.ledger import ENTRY, TEMPORARY
 from engine.grammar.store import Store
 from engine.grammar.worker import scope_of
 from engine.grammar.worker_job import Finished, Job, Outcome
@@ -218,3 +219,38 @@ def test_a_worker_imports_no_torch() -> None:
     )
     told = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert told.stdout.strip() == "[]"
+
+
+def test_a_full_disk_costs_entries_and_neither_requests_nor_workers(tmp_path: Path) -> None:
+    """A limit on the size of files stands for a disk that takes nothing more, not even over what is there."""
+
+    def has_room(found: Running, room: int) -> None:
+        for worker in found.service.pool.workers:
+            resource.prlimit(worker.child.process.pid, resource.RLIMIT_FSIZE, (room, resource.RLIM_INFINITY))
+
+    def entries() -> int:
+        return len(list(tmp_path.glob(f"*/*{ENTRY}")))
+
+    async def act(found: Running) -> None:
+        await found.source(word("before"))
+        await found.finished(1)
+        for round_, room in enumerate((0, 100)):
+            has_room(found, room)
+            keys = [word(f"{'ab'[round_]}{number}") for number in range(4)]
+            await together([lambda key=key: compiled(found, key) for key in keys])
+            await found.finished(1 + 4 * (round_ + 1))
+        assert entries() == 1
+        assert not list(tmp_path.glob(f"*/*{TEMPORARY}"))
+        assert found.service.counters.disk_errors["io"] >= 8
+        has_room(found, resource.RLIM_INFINITY)
+        assert await found.source(word("before")) == "local_compile_marker"
+        await compiled(found, word("after"))
+        await found.finished(11)
+        assert entries() == 2
+        assert not found.service.counters.worker_ends
+
+    async def compiled(found: Running, key: GrammarKey) -> None:
+        assert await found.source(key) == "compile"
+
+    serve(GrammarLimits(workers=2, cache_entries=1), act, tmp_path)
+    assert store_in(tmp_path).total_bytes() == sum(p.stat().st_size for p in tmp_path.glob(f"*/*{ENTRY}"))
