@@ -96,12 +96,12 @@ def shape_for(q: Tensor, entries: int, processors: int) -> ScoreShape:
     """A cut for queries [blocks, W, heads, Di]: long strips of keys where there are enough for the device."""
     blocks, width, heads = q.shape[:3]
     queries = max(1, min(triton.next_power_of_2(width), MOST_HEADS // lanes_of(heads)))
-    # What fits the registers beside the queries, which stay there.
-    keys = 32 if q.dtype == torch.float32 else 128 if queries * lanes_of(heads) <= 64 else 64
+    keys = 32 if q.dtype == torch.float32 else 64
     tiles, groups = 2048 // keys, blocks * triton.cdiv(width, queries)
     while tiles > 1 and groups * triton.cdiv(entries, keys * tiles) < 2 * processors:
         tiles //= 2
-    return ScoreShape(keys, queries, tiles, 4, 3)
+    # Two stages carry the row numbers, and two the keys that they lead to.
+    return ScoreShape(keys, queries, tiles, 4, 5)
 
 
 def lanes_of(heads: int) -> int:
