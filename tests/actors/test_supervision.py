@@ -53,6 +53,25 @@ def test_a_rank_that_stands_still_is_given_up_and_its_client_hears_it(
     assert gone(rank)
 
 
+def test_a_drain_with_a_device_that_never_answers_ends_by_force_and_in_time(
+    model: Path, started: list[Server]
+) -> None:
+    """Nobody has lost patience, and no watchdog has struck: the limits of drain and stop are enough."""
+    limits = {"TRIVIAL_WATCHDOG_S": "60", "TRIVIAL_STOP_S": "1.5"}
+    started.append(server := Server(model, drain_s=1.0, TRIVIAL_FAULT="hang", **limits))
+    rank = server.wait_ready()
+    stream = stream_of(server)
+    began_s = time.monotonic()
+    server.process.send_signal(signal.SIGTERM)
+    assert stream.error() == "the server is stopping"
+    assert 0.9 < stream.over_s - began_s < 10
+    code, printed = server.end()
+    assert code == 3
+    assert 2.4 < time.monotonic() - began_s < 15
+    assert "first cause" not in printed
+    assert gone(rank)
+
+
 def test_a_third_signal_kills_what_doesnt_obey_and_the_exit_code_says_forced(
     model: Path, started: list[Server]
 ) -> None:

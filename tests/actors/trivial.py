@@ -32,7 +32,7 @@ FAULT = os.environ.get("TRIVIAL_FAULT", "")
 FAULT_AT = 10
 FAULT_RANK = int(os.environ.get("TRIVIAL_FAULT_RANK", "0"))
 SLOW_S = 0.05
-WATCHDOG_S = 1.0
+WATCHDOG_S = float(os.environ.get("TRIVIAL_WATCHDOG_S", "1"))
 SLOTS, QUEUED = 8, 16
 
 
