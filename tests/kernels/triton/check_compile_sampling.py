@@ -6,7 +6,16 @@ from typing import Any
 
 import pytest
 
-from engine.kernels.triton import accept, accept_residual, accept_rows, draws, logits, markov, masks
+from engine.kernels.triton import (
+    accept,
+    accept_residual,
+    accept_rows,
+    draws,
+    logits,
+    logits_best,
+    markov,
+    masks,
+)
 from tests.kernels.triton.check_compile import compiled
 
 POINTERS = {
@@ -18,7 +27,8 @@ POINTERS = {
     "p_sums": "*fp64", "row_slots": "*i64", "row_positions": "*i64", "row_groups": "*i64",
     "row_ahead": "*i64", "drafts": "*i64", "seen": "*i32", "bias_ids": "*i32", "bias_values": "*fp32",
     "bias_counts": "*i32", "stop_ids": "*i32", "stop_counts": "*i32", "stop_from": "*i64", "masks": "*i32",
-    "mask_rows": "*i64", "previous": "*i64", "w1": "*bf16", "w2": "*bf16",
+    "mask_rows": "*i64",
+    "previous": "*i64", "chosen": "*i64", "logprobs": "*fp32", "values": "*fp32", "w1": "*bf16", "w2": "*bf16",
 }  # fmt: skip
 OTHER: dict[str, dict[str, str]] = {"draw": {"ids": "*i32"}, "spread": {"rows": "i32"}}
 OTHER |= {name: {"rows": "i32"} for name in ("bias", "bias of many rows")}
@@ -32,6 +42,7 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "choose": (markov._choose, {"PLACES": 1024, "SIZE": 128}),
     "edit": (masks._edit, {"LINES": 64, "WORD": 32, "DRAFTED": True, "MASKED": True}),
     "count": (masks._count, {"LANES": 8}),
+    "best": (logits_best._best, {"PLACES": 1024, "SIZE": 128}),
     "spread": (accept_rows._spread, {"GROUPS": 128, "LANES": 8}),
     "judge": (accept._judge, {"GROUPS": 128, "LANES": 8, "PLACES": 1024, "DENSE": True}),
     "judge one-hot": (accept._judge, {"GROUPS": 128, "LANES": 8, "PLACES": 1, "DENSE": False}),

@@ -10,9 +10,9 @@ import triton
 import triton.language as tl
 
 from engine.errors import ShapeMismatch
-from engine.kernels.triton import draws, draws_numbers, logits
+from engine.kernels.triton import draws, draws_numbers, logits, logits_best
 from engine.messages import Sampling
-from engine.runner import filters, randomness
+from engine.runner import filters, logprobs, randomness
 from tests.kernels.triton.cases import DEVICE
 from tests.kernels.triton.sampling_cases import PADDING, Slots, normal_logits
 
@@ -137,9 +137,28 @@ def test_the_cut_is_the_plain_one(columns: int) -> None:
     assert torch.allclose(out.totals, totals, rtol=1e-6)
 
 
+@pytest.mark.parametrize(("count", "columns", "most"), [(3, 131, 5), (2, 300, 0), (1, 4, 4), (0, 9, 0)])
+def test_log_probabilities_and_the_best_ones(count: int, columns: int, most: int) -> None:
+    rows = normal_logits(columns, count, columns, scale=4.0)
+    tokens = torch.arange(count, device=DEVICE)
+    logprob, ids, values = logits_best.best_logprobs(rows, tokens, most)
+    wanted = logprobs.token_logprobs(rows, tokens, [most] * count)
+    assert torch.equal(ids, wanted.ids)
+    assert torch.allclose(logprob, wanted.chosen, rtol=1e-5, atol=1e-5)
+    assert torch.allclose(values, wanted.values, rtol=1e-5, atol=1e-5)
+
+
+def test_equal_logits_come_by_token_among_the_best() -> None:
+    rows = normal_logits(6, 2, 400).round()
+    _, ids, _ = logits_best.best_logprobs(rows, torch.zeros(2, dtype=torch.int64, device=DEVICE), 12)
+    assert torch.equal(ids, rows.sort(dim=1, descending=True, stable=True).indices[:, :12])
+
+
 def test_columns_must_agree() -> None:
     rows, one = torch.zeros(2, 8, device=DEVICE), torch.zeros(1, dtype=torch.int64, device=DEVICE)
     with pytest.raises(ShapeMismatch):
         logits.group_stats(rows, one, torch.zeros(1, 6, device=DEVICE))
     with pytest.raises(ShapeMismatch):
         draws.draw(rows, logits.group_stats(rows), one, one, rows, one)
+    with pytest.raises(ShapeMismatch):
+        logits_best.best_logprobs(rows, one, 3)
