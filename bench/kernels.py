@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from bench.kernel_attention_cases import attend_cases, rope_cases
 from bench.kernel_cases import Case, linear_cases, row_cases
 from bench.kernel_index_cases import close_cases, commit_cases, score_cases
 from bench.kernel_moe_cases import expert_cases, routing_cases
@@ -49,6 +50,8 @@ def measure(row_counts: tuple[int, ...]) -> dict[str, Any]:
         expert_cases,
         routing_cases,
         row_cases,
+        rope_cases,
+        attend_cases,
         close_cases,
         commit_cases,
         score_cases,

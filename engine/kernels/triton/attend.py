@@ -154,7 +154,7 @@ def _run(
     own, stride = (sink, 0) if pairs is None else (pairs, pairs.stride(0))
     _attend[(queries * triton.cdiv(heads, cut.heads), splits)](
         q, sink, own, parts, totals, faults, *near[:4], *far[:4], queries, heads, q.stride(0), q.stride(1),
-        stride, *near[4:8], *far[4:8], WIDE**-0.5 * LOG2_E.value, cut.heads, cut.keys, cut.tiles,
+        stride, *near[4:8], *far[4:8], cut.tiles, WIDE**-0.5 * LOG2_E.value, cut.heads, cut.keys,
         near.pool.dtype == torch.uint8, near.biased, far.biased, near.ranged, far.ranged, pairs is not None,
         splits > 1, cut.heads == 64 and q.dtype == torch.bfloat16, num_warps=cut.warps, num_stages=cut.stages,
     )  # fmt: skip

@@ -22,7 +22,8 @@ NO_MAXIMUM = tl.constexpr(-1e30)
 NOTHING = tl.constexpr(1e-30)
 """Far below any sum of shares, the largest of which is one: zeros over it are zeros."""
 PLAIN_SIZES = [
-    "queries", "w_columns", "w_stride", "w_share", "w_size", "c_columns", "c_stride", "c_share", "c_size"
+    "queries", "w_columns", "w_stride", "w_share", "w_size", "c_columns", "c_stride", "c_share", "c_size",
+    "tiles",
 ]  # fmt: skip
 LISTS = ["w_rows", "w_bias", "w_seen", "c_rows", "c_bias", "c_seen"]
 """These differ from step to step. A kernel for each sort of them would be compiled amid serving."""
@@ -119,8 +120,8 @@ def _turn_stored(out, turns, held):
 def _attend(
     q, sink, turns, out, totals, faults, w_pool, w_rows, w_bias, w_seen, c_pool, c_rows, c_bias, c_seen,
     queries, heads, q_stride, head_stride, turn_stride, w_columns, w_stride, w_share, w_size,
-    c_columns, c_stride, c_share, c_size, scale,
-    HEADS: tl.constexpr, KEYS: tl.constexpr, TILES: tl.constexpr, CODED: tl.constexpr,
+    c_columns, c_stride, c_share, c_size, tiles, scale,
+    HEADS: tl.constexpr, KEYS: tl.constexpr, CODED: tl.constexpr,
     W_BIASED: tl.constexpr, C_BIASED: tl.constexpr, W_RANGED: tl.constexpr, C_RANGED: tl.constexpr,
     TURNED: tl.constexpr, SPLIT: tl.constexpr, APART: tl.constexpr,
 ):  # fmt: skip
@@ -132,9 +133,9 @@ def _attend(
     c_first, c_end = _range(c_seen, query, c_columns, C_RANGED)
     w_tiles = tl.cdiv(tl.maximum(w_end - w_first, 0), KEYS)
     last = w_tiles + tl.cdiv(tl.maximum(c_end - c_first, 0), KEYS)
-    begin = tl.program_id(1) * TILES
+    begin = tl.program_id(1) * tiles
     if SPLIT:
-        last = tl.minimum(last, begin + TILES)
+        last = tl.minimum(last, begin + tiles)
     channel = tl.arange(0, 512)[None, :]
     at = q + query * q_stride + head.to(tl.int64)[:, None] * head_stride
     own = tl.load(at + channel, mask=held[:, None], other=0.0)

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import tests.kernels.triton.interpreting  # noqa: F401
 from engine.errors import ShapeMismatch
 from engine.kernels.triton import attend, oracle_attention
 from engine.kernels.triton.attend import AttendShape, SeenKeys

@@ -25,7 +25,7 @@ def attended(cut: AttendShape, kept: str, biased: bool) -> tuple[Any, dict[str, 
     """Attention over pools of pointer type `kept`."""
     types = {"w_pool": kept, "c_pool": kept, "out": "*fp32" if cut.tiles else "*bf16"}
     constants = {
-        "HEADS": cut.heads, "KEYS": cut.keys, "TILES": cut.tiles, "CODED": kept == "*u8", "W_BIASED": biased,
+        "HEADS": cut.heads, "KEYS": cut.keys, "CODED": kept == "*u8", "W_BIASED": biased,
         "C_BIASED": biased, "W_RANGED": not biased, "C_RANGED": not biased, "TURNED": True,
         "SPLIT": cut.tiles > 0, "APART": cut.heads == 64,
     }  # fmt: skip

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import tests.kernels.triton.interpreting  # noqa: F401
 from engine.errors import ShapeMismatch
 from engine.kernels.triton import oracle_attention, rope, store
 from engine.kernels.triton.faults import Fault, no_faults
