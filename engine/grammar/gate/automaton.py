@@ -34,7 +34,8 @@ def bounded_work() -> Iterator[None]:
         _work.reset(token)
 
 
-def _spend(steps: int) -> None:
+def spend(steps: int) -> None:
+    """Takes steps from what the request may need. Raises GrammarRefused where there are none left."""
     left = _work.get()
     if left is not None:
         left[0] -= steps
@@ -115,7 +116,7 @@ def explore(
                 if len(states) > MAX_RAW_STATES:
                     raise GrammarRefused(f"an automaton of more than {MAX_RAW_STATES} states is needed")
             entries.append((low, high, numbers[target]))
-        _spend(1 + len(entries))
+        spend(1 + len(entries))
         rows.append(entries)
     found = minimal(rows, [accepts(state) for state in states])
     if len(found.rows) > MAX_STATES:
@@ -130,7 +131,7 @@ def minimal(rows: list[list[tuple[int, int, int]]], accepting: list[bool]) -> Df
     rows = [[entry for entry in row if classes[entry[2]] >= 0] for row in rows]
     count = len(set(classes))
     while True:
-        _spend(len(rows) // 4)
+        spend(len(rows) // 4)
         seen: dict[tuple[int, Row], int] = {}
         classes = [
             seen.setdefault((classes[i], _joined(row, classes)), len(seen)) for i, row in enumerate(rows)

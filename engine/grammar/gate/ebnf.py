@@ -26,15 +26,20 @@ _TOKEN = re.compile(
       |(?P<assign>::=)
       |(?P<string>"(?:[^"\\\r\n]|\\.)*")
       |(?P<class>\[(?:[^\]\\\r\n]|\\.)*\])
-      |(?P<bounds>\{\s*\d{1,9}\s*(?:,\s*(?:\d{1,9})?\s*)?\})
+      |(?P<bounds>\{[ \t\r\n]*[0-9]{1,9}[ \t\r\n]*(?:,[ \t\r\n]*(?:[0-9]{1,9})?[ \t\r\n]*)?\})
       |(?P<ahead>\(=)
       |(?P<mark>[|()*+?])
       |(?P<other>[,=]|[0-9]+)""",
     re.VERBOSE,
 )
-_ESCAPE = re.compile(
-    r"\\(?:[nrtbfva0e'\"?\\^$.*+()\[\]{}|/-]|[dDsSwW]|x[0-9A-Fa-f]{2}|u[0-9A-Fa-f]{4}|U[0-9A-Fa-f]{8})"
-)
+_CODES = r"x[0-9A-Fa-f]{2}|u[0-9A-Fa-f]{4}|U[0-9A-Fa-f]{8}"
+_ESCAPES = {
+    "string": re.compile(rf"\\(?:[nrtbfva0e'\"?\\/]|{_CODES})"),
+    "class": re.compile(rf"\\(?:[nrtbfva0e'\"?\\^$.*+()\[\]{{}}|/-]|{_CODES})"),
+}
+_MEMBER = re.compile(r"\\(?:[uU]([0-9A-Fa-f]+)|x([0-9A-Fa-f]{2})|(.))|([^\\])", re.DOTALL)
+_CONTROLS = {"n": 10, "r": 13, "t": 9, "b": 8, "f": 12, "v": 11, "a": 7, "e": 27}
+WORDS = ("true", "false")
 MACROS = ("TagDispatch", "Token", "ExcludeToken", "TokenTagDispatch")
 
 
@@ -68,7 +73,7 @@ class _Parser:
             if not match or match.lastgroup is None:
                 raise self._bad(f"{self._text[at : at + 12]!r} is not understood", at)
             if match.lastgroup in ("string", "class"):
-                self._check_escapes(match.group(), at)
+                self._check_escapes(match.lastgroup, match.group(), at)
             if match.lastgroup != "space":
                 count += 1
                 yield match.lastgroup, match.group(), at
@@ -80,15 +85,25 @@ class _Parser:
         line = self._text.count("\n", 0, at) + 1
         return GrammarRefused(f"{why} (line {line}, column {at - self._text.rfind(chr(10), 0, at)})")
 
-    def _check_escapes(self, text: str, at: int) -> None:
+    def _check_escapes(self, kind: str, text: str, at: int) -> None:
         for escape in re.finditer(r"\\.", text):
-            known = _ESCAPE.match(text, escape.start())
+            known = _ESCAPES[kind].match(text, escape.start())
             hexadecimal = known and known.group().startswith("\\x")
             # The compiler reads as many digits after \x as there are.
             if not known or (hexadecimal and re.match("[0-9A-Fa-f]", text[known.end() : known.end() + 1])):
                 raise self._bad(f"the escape {text[escape.start() : escape.start() + 4]!r}", at)
             if known.group() in ("\\0", "\\x00", "\\u0000", "\\U00000000"):
                 raise self._bad("a NUL", at)
+
+    def _check_ranges(self, text: str, at: int) -> None:
+        """In a class without its brackets, as the compiler reads it."""
+        marks = list(_MEMBER.finditer(text.removeprefix("^")))
+        place = 0
+        while place < len(marks):
+            ranged = place + 2 < len(marks) and marks[place + 1].group() == "-"
+            if ranged and _point(marks[place]) > _point(marks[place + 2]):
+                raise self._bad("a range that isn't in order", at)
+            place += 3 if ranged else 1
 
     def _peek(self, ahead: int = 0) -> tuple[str, str, int]:
         at = self._at + ahead
@@ -111,6 +126,8 @@ class _Parser:
             if kind != "name" or self._peek(1)[0] != "assign":
                 what = "attributes of a rule are" if self._peek(1)[0] == "class" else "a rule must be"
                 raise self._bad(f"{what} not understood; write `name ::= ...`", at)
+            if name in WORDS:
+                raise self._bad(f"{name} is no name of a rule", at)
             if name in found:
                 raise self._bad(f"the rule {name!r} is there twice", at)
             self._at += 2
@@ -122,7 +139,10 @@ class _Parser:
     def _group(self, low: int, high: int | None) -> Group:
         options: list[tuple[Part, ...]] = []
         while True:
+            at = self._peek()[2]
             options.append(self._sequence())
+            if not options[-1]:
+                raise self._bad('an empty alternative; write ""', at)
             if self._peek()[1] != "|":
                 return Group(tuple(options), low, high)
             self._at += 1
@@ -142,6 +162,7 @@ class _Parser:
         if kind == "class":
             if text in ("[]", "[^]"):
                 raise self._bad("an empty class", at)
+            self._check_ranges(text[1:-1], at)
             return Atom(False)
         if kind == "name":
             if text in MACROS and self._peek()[1] == "(":
@@ -151,6 +172,9 @@ class _Parser:
             raise self._bad("lookahead is not supported", at)
         if text != "(":
             raise self._bad(f"{text!r} without an item", at)
+        if self._peek()[1] == ")":
+            self._at += 1
+            return Atom(True)
         self._depth += 1
         if self._depth > MAX_DEPTH:
             raise self._bad(f"nesting deeper than {MAX_DEPTH}", at)
@@ -167,7 +191,10 @@ class _Parser:
             return part
         self._at += 1
         low, high = {"*": (0, None), "+": (1, None), "?": (0, 1)}.get(text) or self._bounds(text, at)
-        return self._repeated(Group(((part,),), low, high))
+        kind, again, at = self._peek()
+        if again in ("*", "+", "?") or kind == "bounds":
+            raise self._bad(f"{text} and {again} one after another; put a group around the first", at)
+        return Group(((part,),), low, high)
 
     def _bounds(self, text: str, at: int) -> tuple[int, int | None]:
         first, comma, second = (part.strip() for part in text.strip("{}").partition(","))
@@ -176,3 +203,10 @@ class _Parser:
         if max(low, high or 0) > MAX_REPEAT or (high is not None and high < low):
             raise self._bad(f"the repetition {text} (bounds in order, at most {MAX_REPEAT})", at)
         return low, high
+
+
+def _point(member: re.Match[str]) -> int:
+    digits = member[1] or member[2]
+    if digits:
+        return int(digits, 16)
+    return _CONTROLS.get(member[3], ord(member[3])) if member[3] else ord(member[4])

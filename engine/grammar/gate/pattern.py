@@ -54,7 +54,7 @@ class Repeat:
 
 Tree = Chars | Edge | Seq | Either | Repeat
 
-_COUNTED = re.compile(r"\{(\d{1,9})(,(\d{0,9}))?\}")
+_COUNTED = re.compile(r"\{([0-9]{1,9})(,([0-9]{0,9}))?\}")
 _CLASSES = {"d": charset.DIGIT, "w": charset.WORD, "s": charset.SPACE}
 _CONTROLS = {"n": 10, "r": 13, "t": 9, "f": 12, "v": 11, "0": 0}
 _GROUPS = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
@@ -178,3 +179,18 @@ def test_the_work_of_one_request_is_bounded() -> None:
     names = {f"p{i}": {"type": "integer", "multipleOf": 600 + i} for i in range(400)}
     with pytest.raises(GrammarRefused, match="automata of more than"):
         parse_request({"guided_json": {"type": "object", "properties": names}})
+
+
+SLOW = (
+    '\\d(?:\\s|(?:(?:\\D+[^\\s"]{2}\\S+|x?b{1,3}?c[^a]*$)*?(^c*\\n+)*(?:|.[\\]^][^\\s"][\\]^]{0,2}$|\\Wé)'
+    "{0,2}||^\\S)+?[abc]\\.+?((?:[a-c]+b[a-c]*\\D{1,}){1,}\\d){0,2}|-{0,2}0+?)+?(c\\d)|ab{1,}\\n{1,}(?:(?:"
+    "\\w*?\\\\+?(😀?$){1,}(?:0\\u0061{0,2}[a-c]*?){1,}|\\W{0,2}\\w{1,}c{2}|-{1,}){0,2}|^(?:1{1,3}?)*|[abc]{1,3}?()*)?"
+)
+"""Sets of hundreds of states: 10 s where each was united anew and counted as one step of work."""
+
+
+def test_the_size_of_sets_of_states_counts_as_work() -> None:
+    began_s = time.thread_time()
+    with pytest.raises(GrammarRefused, match="automata of more than"):
+        parse_request({"guided_json": {"type": "string", "pattern": SLOW}})
+    assert time.thread_time() - began_s < 4.0

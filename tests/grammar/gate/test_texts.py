@@ -33,6 +33,9 @@ PATTERNS = [
     "[\\w-]+@",
     "^.{2,3}$",
     "^[a-]{1,}[^a-c]?$",
+    "a*$|^$",
+    "x{0,2}|a",
+    "^(a?b?){0,3}$|^-",
 ]
 
 
@@ -145,6 +148,7 @@ def test_choices_that_are_none_are_refused(choices: object) -> None:
         ('root ::= ([a-z]+ "\\n")*', "ab\nc\n", "ab"),
         ('root ::= (("a" | "b") ("," ("a" | "b"))*)?', "a,b", "a,"),
         ('root ::= "\\u0041\\n"', "A\n", "A"),
+        ('root ::= () [a-c-e\\]]{ 1 , 2 } "\\x2d"', "-]-", "d-"),
     ],
 )
 def test_grammars_of_clients_are_passed_on_as_they_are(grammar: str, yes: str, no: str) -> None:
@@ -180,6 +184,17 @@ def test_a_negated_class_of_a_client_lets_no_half_of_a_pair_through() -> None:
         ('root ::= "a', "not understood"),
         ('root ::= "\\q"', "escape"),
         ('root ::= "\\x41B"', "escape"),
+        ('root ::= "\\-"', "escape"),
+        ("root ::= [\\d]", "escape"),
+        ("root ::= [c-a]", "range"),
+        ("root ::= [^\\u0063-\\x61]", "range"),
+        ('root ::= "a" | | "b"', "an empty alternative"),
+        ('root ::= ("a" |)', "an empty alternative"),
+        ('root ::= \na ::= "a"', "an empty alternative"),
+        ('root ::= "a"{2}{3}', "one after another"),
+        ('root ::= "a"+?', "one after another"),
+        ('root ::= true\ntrue ::= "a"', "no name"),
+        ('root ::= "a"{\u0661}', "not understood"),
         ('root ::= "\\u0000"', "NUL"),
         ("root ::= []", "empty class"),
         ('root ::= ("a"', "closed"),
