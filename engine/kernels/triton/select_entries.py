@@ -59,8 +59,8 @@ def _least_chosen(key, seen, wanted):
 
 @triton.jit
 def _select(
-    scores, entries, out, chosen_scores, columns, wanted, last,
-    WIDE: tl.constexpr, FROM: tl.constexpr, SCORED: tl.constexpr,
+    scores, entries, rows, out, chosen_scores, columns, wanted, missing, width, row_columns,
+    WIDE: tl.constexpr, FROM: tl.constexpr, ROWS: tl.constexpr, SCORED: tl.constexpr,
 ):  # fmt: skip
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     column = part * WIDE + tl.arange(0, WIDE)
@@ -80,11 +80,13 @@ def _select(
     entry = column
     if FROM:
         entry = tl.load(entries + row * columns + column, mask=chosen, other=0)
+    if ROWS:
+        entry = tl.load(rows + row // width * row_columns + entry, mask=chosen, other=0)
     rank = tl.cumsum(chosen.to(tl.int32), 0) - 1
     tl.store(out + place + rank, entry, mask=chosen)
     free = tl.arange(0, WIDE)
     rest = (free >= count) & (free < wanted)
-    tl.store(out + place + free, tl.zeros((WIDE,), tl.int32) + last, mask=rest)
+    tl.store(out + place + free, tl.zeros((WIDE,), tl.int32) + missing, mask=rest)
     if SCORED:
         tl.store(chosen_scores + place + rank, _score(key), mask=chosen)
         tl.store(chosen_scores + place + free, tl.full((WIDE,), float("-inf"), tl.float32), mask=rest)
@@ -98,32 +100,54 @@ def select_in_order(scores: Tensor, count: int, part: int = PART) -> Tensor:
     returns  [..., count] int64, ascending
     raises   ShapeMismatch
     """
-    columns = scores.shape[-1]
-    if not 0 <= count <= min(columns, part // 2 if columns > part else part):
-        raise ShapeMismatch(f"{count} of {columns} entries, in parts of {part}")
-    if scores.dtype != torch.float32 or not scores.is_contiguous() or part & (part - 1):
-        raise ShapeMismatch(f"scores {scores.dtype} {tuple(scores.shape)} in parts of {part}")
-    flat = scores.view(-1, columns)
     out = torch.empty(*scores.shape[:-1], count, dtype=torch.int64, device=scores.device)
-    if not out.numel():
-        return out
-    entries, last = None, columns - 1
-    while flat.shape[1] > part:
-        parts = triton.cdiv(flat.shape[1], part)
-        chosen = torch.empty(flat.shape[0], parts * count, dtype=torch.int32, device=flat.device)
-        best = torch.empty(chosen.shape, dtype=torch.float32, device=flat.device)
-        _run(flat, entries, chosen, best, count, last, part)
-        flat, entries = best, chosen
-    _run(flat, entries, out, None, count, last, min(part, max(16, triton.next_power_of_2(flat.shape[1]))))
+    _select_into(scores, None, out, part)
     return out
 
 
+def select_rows(scores: Tensor, rows: Tensor, count: int, part: int = PART) -> Tensor:
+    """Pool rows of the entries with the `count` largest scores of each query, in the entries' order.
+
+    scores   [blocks, W, N] float32, as `index_scores` gives them
+    rows     [blocks, N] int32 or int64, the pool row of each entry
+    returns  [blocks, W, count] int32; 0 stands last for each one missing
+    raises   ShapeMismatch
+    """
+    if tuple(rows.shape) != (len(scores), scores.shape[2]) or not rows.is_contiguous():
+        raise ShapeMismatch(f"rows {tuple(rows.shape)} of scores {tuple(scores.shape)}")
+    out = torch.empty(*scores.shape[:2], count, dtype=torch.int32, device=scores.device)
+    _select_into(scores, rows, out, part)
+    return out
+
+
+def _select_into(scores: Tensor, rows: Tensor | None, out: Tensor, part: int) -> None:
+    """Fills out [..., count] with entries, or with their pool rows [blocks, N]."""
+    columns, count = scores.shape[-1], out.shape[-1]
+    if count > min(columns, part // 2 if columns > part else part) or part & (part - 1):
+        raise ShapeMismatch(f"{count} of {columns} entries, in parts of {part}")
+    if scores.dtype != torch.float32 or not scores.is_contiguous():
+        raise ShapeMismatch(f"scores {scores.dtype} {tuple(scores.shape)}, strides {scores.stride()}")
+    if not out.numel():
+        return
+    best, entries = scores.view(-1, columns), None
+    while best.shape[1] > part:
+        size = triton.cdiv(best.shape[1], part) * count
+        chosen = torch.empty(best.shape[0], size, dtype=torch.int32, device=best.device)
+        chosen_scores = torch.empty(chosen.shape, dtype=torch.float32, device=best.device)
+        _run(best, entries, None, chosen, chosen_scores, (count, 0, 1, columns), part)
+        best, entries = chosen_scores, chosen
+    wide = min(part, max(16, int(triton.next_power_of_2(best.shape[1]))))
+    sizes = (count, columns - 1 if rows is None else 0, scores.shape[-2] if rows is not None else 1, columns)
+    _run(best, entries, rows, out, None, sizes, wide)
+
+
 def _run(
-    scores: Tensor, entries: Tensor | None, out: Tensor, chosen_scores: Tensor | None, count: int, last: int,
-    wide: int,
+    scores: Tensor, entries: Tensor | None, rows: Tensor | None, out: Tensor, chosen_scores: Tensor | None,
+    sizes: tuple[int, int, int, int], wide: int,
 ) -> None:  # fmt: skip
-    rows, columns = scores.shape
-    _select[(rows, triton.cdiv(columns, wide))](
-        scores, entries, out, chosen_scores, columns, count, last, wide, entries is not None,
-        chosen_scores is not None, num_warps=max(1, min(16, wide // 512)),
+    """sizes: how many to choose, what stands for a missing one, queries of a block, entries of a row list."""
+    count, columns = scores.shape
+    _select[(count, triton.cdiv(columns, wide))](
+        scores, entries, rows, out, chosen_scores, columns, *sizes, wide, entries is not None,
+        rows is not None, chosen_scores is not None, num_warps=max(1, min(16, wide // 512)),
     )  # fmt: skip

@@ -47,7 +47,7 @@ CASES: dict[str, tuple[Any, dict[str, str], dict[str, Any]]] = {
         {"TILE": 64, "QUERIES": 2, "COUNTED": True, "CODED": True, **KEYS},
     ),
     "select of parts": (
-        select_entries._select, {"out": "*i32"}, {"WIDE": 4096, "FROM": True, "SCORED": True}
+        select_entries._select, {"out": "*i32"}, {"WIDE": 4096, "FROM": True, "ROWS": True, "SCORED": True}
     ),
 }  # fmt: skip
 

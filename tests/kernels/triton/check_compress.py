@@ -71,10 +71,7 @@ class C4:
     def __init__(self, form: str, width: int, count: int) -> None:
         self.pool, self.keys, self.entries = latent_pool(form, width), index_pool(form), c4_entries(count)
         self.simulated = form == "rounded"
-        self.given = (
-            drawn(1, SLOTS * 8, 4 * (width + KEY_WIDTH)),
-            drawn(2, STEP_ROWS, 4 * (width + KEY_WIDTH)),
-        )
+        self.given = tuple(drawn(rows, rows, 4 * (width + KEY_WIDTH)) for rows in (SLOTS * 8, STEP_ROWS))
         self.norms = (turns_of(3, count), drawn(4, width), drawn(5, KEY_WIDTH), EPS)
         self.faults = no_faults(DEVICE)
 
@@ -158,19 +155,10 @@ class C128:
 @pytest.mark.parametrize("form", ["float32", "plain", "rounded", "coded"])
 def test_c128_entries_are_those_of_plain_torch(form: str) -> None:
     layer = C128(form, [3, 0, 2], [5, 133, 199], [128, 17, 1])
-    states = layer.states.clone()
-    own = layer.close(layer.entries)
-    entries = layer.entries
-    right = oracle.close_c128(
-        states,
-        layer.pending,
-        entries.slots,
-        entries.fresh,
-        entries.firsts,
-        entries.counts,
-        *layer.rest,
-        layer.simulated,
-    )
+    states, entries = layer.states.clone(), layer.entries
+    own = layer.close(entries)
+    columns = (entries.slots, entries.fresh, entries.firsts, entries.counts)
+    right = oracle.close_c128(states, layer.pending, *columns, *layer.rest, layer.simulated)
     assert distance(own, right) < TOLERANCE[form]
     assert torch.equal(layer.states, states)
     assert int(layer.faults) == 0
@@ -225,7 +213,9 @@ def test_committed_rows_are_folded_as_if_one_by_one(name: str) -> None:
     states, pending = layers_of_states(), drawn(2, 2, 193, 144)
     right = oracle.commit_c128(states, pending, *rows)
     commit_c128(states, pending, step, faults)
-    assert distance(states, right) < TOLERANCE["float32"]
+    # Maxima apart: that of an empty state would outweigh all else.
+    assert torch.equal(states[:, :, 0], right[:, :, 0])
+    assert distance(states[:, :, 1:], right[:, :, 1:]) < TOLERANCE["float32"]
     ring, pending = drawn(3, 2, SLOTS * 8, 40), drawn(4, 2, 193, 40)
     right = oracle.commit_c4(ring, pending, *rows)
     commit_c4(ring, pending, step, faults)

@@ -11,7 +11,7 @@ from engine.kernels.triton import oracle_compress as oracle
 from engine.kernels.triton.faults import Fault, no_faults
 from engine.kernels.triton.index_queries import code_queries, round_queries
 from engine.kernels.triton.index_scores import ScoreShape, index_scores
-from engine.kernels.triton.select_entries import select_in_order
+from engine.kernels.triton.select_entries import select_in_order, select_rows
 from engine.model.ops import TorchOps
 from tests.kernels.triton.cases import DEVICE, distance, seeded
 
@@ -151,6 +151,18 @@ def test_selection_is_that_of_plain_torch(kind: str, rows: int, columns: int, co
 def test_selection_in_parts_is_the_same(kind: str, columns: int) -> None:
     scores = drawn(kind, 2, columns).view(1, 2, columns)
     assert torch.equal(select_in_order(scores, 28, 64), TorchOps().select_in_order(scores, 28))
+
+
+@pytest.mark.parametrize("columns", [60, 130])
+def test_selected_rows_are_those_of_the_selected_entries(columns: int) -> None:
+    scores = drawn("ties", 4, columns).view(2, 2, columns)
+    scores[1, :, 9:] = -torch.inf
+    rows = torch.randint(1, 1000, (2, columns), generator=seeded(columns), device=DEVICE)
+    chosen = TorchOps().select_in_order(scores, 28)
+    wanted = rows.unsqueeze(1).expand(-1, 2, -1).gather(2, chosen)
+    seen = scores.isfinite().sum(2, keepdim=True)
+    wanted = wanted.masked_fill(torch.arange(28, device=DEVICE) >= seen, 0)
+    assert torch.equal(select_rows(scores, rows, 28, 64), wanted.int())
 
 
 def test_nothing_is_selected_of_nothing() -> None:
