@@ -18,6 +18,8 @@ from bench.kernel_attention_cases import attend_cases, rope_cases
 from bench.kernel_cases import Case, linear_cases, row_cases
 from bench.kernel_index_cases import close_cases, commit_cases, score_cases
 from bench.kernel_moe_cases import expert_cases, routing_cases
+from bench.kernel_sampling_cases import best_cases, draw_cases, edit_cases, markov_cases
+from bench.kernel_verify_cases import verify_cases
 from engine.errors import ConfigError
 
 ROWS = (1, 16, 64, 128, 1024)
@@ -55,6 +57,11 @@ def measure(row_counts: tuple[int, ...]) -> dict[str, Any]:
         close_cases,
         commit_cases,
         score_cases,
+        draw_cases,
+        edit_cases,
+        best_cases,
+        markov_cases,
+        verify_cases,
     ):
         for case in make(row_counts):
             rows.append(figures_of(case, rates))

@@ -27,8 +27,8 @@ POINTERS = {
     "p_sums": "*fp64", "row_slots": "*i64", "row_positions": "*i64", "row_groups": "*i64",
     "row_ahead": "*i64", "drafts": "*i64", "seen": "*i32", "bias_ids": "*i32", "bias_values": "*fp32",
     "bias_counts": "*i32", "stop_ids": "*i32", "stop_counts": "*i32", "stop_from": "*i64", "masks": "*i32",
-    "mask_rows": "*i64",
-    "previous": "*i64", "chosen": "*i64", "logprobs": "*fp32", "values": "*fp32", "w1": "*bf16", "w2": "*bf16",
+    "mask_rows": "*i64", "previous": "*i64", "chosen": "*i64", "logprobs": "*fp32", "values": "*fp32",
+    "w1": "*bf16", "w2": "*bf16",
 }  # fmt: skip
 OTHER: dict[str, dict[str, str]] = {"draw": {"ids": "*i32"}, "spread": {"rows": "i32"}}
 OTHER |= {name: {"rows": "i32"} for name in ("bias", "bias of many rows")}
