@@ -31,6 +31,7 @@ NAMES = {
     "lossless": "greedy text with drafts is that of plain decoding, token for token",
     "grammar": "answers constrained by schemas: all valid, and throughput against free text",
     "lifecycle": "a killed rank to its client's error, a signal to the exit, probes under full load",
+    "step": "a whole forward at V4-Flash's widths against its floor, on one or two NVIDIA devices",
     "traffic": "several ranks as one engine against one rank alone, answer for answer",
 }
 
@@ -68,8 +69,34 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--prompts", type=int, default=200, help="lossless: how many (default 200)")
     parser.add_argument("--tokens", type=int, default=200, help="lossless: of each answer (default 200)")
     parser.add_argument("--requests", type=int, default=10_000, help="traffic: how many (default 10000)")
+    add_step_arguments(parser)
     parser.add_argument(
         "--quick", action="store_true", help="fewer repetitions, for a smoke test; not for quoting"
+    )
+
+
+def add_step_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags of `step` alone."""
+
+    def numbers(text: str) -> list[int]:
+        return [int(part) for part in text.split(",") if part]
+
+    parser.add_argument("--layers", type=int, default=0, help="step: of the geometry; 0 for all")
+    parser.add_argument(
+        "--ranks", type=int, default=0, help="step: 1 or 2; 0 for as many as there are devices"
+    )
+    parser.add_argument("--geometry", default="", help="step: folder of a config.json; V4-Flash on a device")
+    parser.add_argument(
+        "--kernels", default="", choices=("", "native", "torch", "triton"), help="step: as of serve"
+    )
+    parser.add_argument(
+        "--batches", type=numbers, default=[1, 16, 64], help="step: requests a rank (default 1,16,64)"
+    )
+    parser.add_argument(
+        "--contexts", type=numbers, default=[1024, 65536], help="step: tokens (default 1024,65536)"
+    )
+    parser.add_argument(
+        "--chunks", type=numbers, default=[2048], help="step: rows of a prompt's chunk (default 2048)"
     )
 
 

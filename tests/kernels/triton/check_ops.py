@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from bench.step_parity import FAR, Differs, judged, rows_apart
 from engine.config import Settings
 from engine.errors import ConfigError
 from engine.kernel_sets import operations
@@ -21,7 +22,7 @@ from engine.model.dummy import DummyWeights
 from engine.model.layout import DEEPSEEK_LAYOUT
 from engine.model.model import DeepseekV4
 from engine.model.ops import TorchOps
-from engine.model.step import StepOutput
+from engine.model.step import Pending, StepOutput
 from engine.model.weights import HeadWeights
 from engine.runner.forward import commit_step, forward
 from engine.runner.plan import plan_step
@@ -39,9 +40,6 @@ FIELDS: dict[str, Any] = {
     "num_nextn_predict_layers": 0, "bos_token_id": 0, "eos_token_id": 1,
 }  # fmt: skip
 BF16 = torch.bfloat16
-NEAR, FAR = 0.03, 0.3
-"""Of a row's norm: what roundings to bfloat16 and FP8 add up to in three layers, in the middle of all rows;
-and beyond which a row is taken to have met a near-tie of the router or the indexer."""
 
 
 def model(ops: TorchOps, config: ModelConfig) -> DeepseekV4:
@@ -70,17 +68,6 @@ def state(config: ModelConfig) -> KVState:
     return made
 
 
-def rows_apart(out: StepOutput, wanted: StepOutput) -> list[float]:
-    """Distance of each row of logits and of compressor inputs."""
-    pairs = (
-        (out.logits, wanted.logits),
-        (out.pending.c4, wanted.pending.c4),
-        (out.pending.c128, wanted.pending.c128),
-    )
-    rows = [(a.flatten(0, -2), b.flatten(0, -2)) for a, b in pairs]
-    return [distance(own, right) for a, b in rows for own, right in zip(a, b, strict=True)]
-
-
 def test_a_model_by_kernels_is_the_model_by_torch() -> None:
     """Layers of every ratio, hashed and learned routing; the step closes c4 and c128 windows and selects."""
     config = ModelConfig.from_dict(FIELDS)
@@ -92,10 +79,11 @@ def test_a_model_by_kernels_is_the_model_by_torch() -> None:
     assert len(plan.rows.c128) == 1
     # A forward commits nothing, so both begin at the same state.
     wanted, out = forward(plain, held, plan), forward(kernels, held, plan)
-    apart = rows_apart(out, wanted)
-    assert len(apart) == 5 * 3
-    assert sorted(apart)[len(apart) // 2] < NEAR
-    assert sum(row > FAR for row in apart) <= 1, apart
+    assert len(rows_apart(out, wanted)) == 5 * 3
+    assert judged(out, wanted)["largest"] < FAR
+    pending = Pending(1.1 * out.pending.c4, 1.1 * out.pending.c128, out.pending.taps)
+    with pytest.raises(Differs):
+        judged(StepOutput(out.logits, pending), wanted)
 
 
 def test_experts_of_another_rank_leave_zero_rows() -> None:

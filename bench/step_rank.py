@@ -1,0 +1,188 @@
+"""One rank of `bench step`: its share of a dummy model, and every case run, timed and taken apart."""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import traceback
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+
+from bench.step_case import Case, Context, filled, planned, shortened
+from bench.step_floor import Routed, step_work
+from bench.step_parity import parity
+from bench.step_time import Captured, Rates, Recorder, breakdown, measured_rates, milliseconds
+from engine.cache_sizes import bytes_of
+from engine.config import Settings
+from engine.kernel_sets import operations
+from engine.model.config import ModelConfig
+from engine.model.groups import Groups
+from engine.model.model import DeepseekV4
+from engine.rank_weights import rank_weights
+from engine.runner.collectives import close_groups, open_groups
+from engine.runner.forward import forward
+from engine.start_memory import MemoryTable, weights_by_kind
+
+SILENT_S = 120.0
+WORKSPACE = 8 << 30
+"""Bytes that a step's intermediate values and its graph may take."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a rank is started for.
+
+    settings  geometry, device, type and kernel set; weights are dummies
+    layers    of the geometry that are built; 0: all
+    repeats   timed runs of a case
+    parity    a few layers are compared with their oracle, and with one rank, before
+    """
+
+    settings: Settings
+    layers: int
+    cases: Sequence[Case]
+    repeats: int
+    parity: bool = False
+
+    @property
+    def ranks(self) -> int:
+        """Data-parallel ranks."""
+        return self.settings.dp_size
+
+
+def live(rank: int, job: Job, meet_at: str, pipe: Connection) -> None:
+    """A rank's process. It tells ("parity", figures) where asked, ("loaded", figures), then ("row", figures)
+    a case; or ("failed", text).
+    """
+    torch.set_num_threads(1)
+    device = torch.device(job.settings.device, rank if job.settings.device == "cuda" else None)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    try:
+        groups = open_groups(rank, job.ranks, job.settings.ep_size, device, meet_at, SILENT_S)
+        try:
+            measure(job, groups, device, pipe)
+        finally:
+            gc.collect()
+            close_groups(groups)
+    except BaseException:
+        pipe.send(("failed", traceback.format_exc()))
+        raise
+
+
+def measure(job: Job, groups: Groups, device: torch.device, pipe: Connection) -> None:
+    """Loads, then runs every case that fits."""
+    if job.parity:
+        pipe.send(("parity", parity(job.settings, groups, device)))
+        gc.collect()
+    rates = measured_rates(device)
+    begin = torch.cuda.Event(enable_timing=True) if device.type == "cuda" else None
+    if begin is not None:
+        begin.record()
+    model, recorder, told = load(job, groups, device)
+    if begin is not None:
+        end = torch.cuda.Event(enable_timing=True)
+        end.record()
+        end.synchronize()
+        told["load_s"] = round(1e-3 * begin.elapsed_time(end), 2)
+    pipe.send(("loaded", {**told, "rates": asdict(rates), "kernels": model.ops.name}))
+    for case in job.cases:
+        figures = skipped(case, model) if not fits(case, model) else row(job, model, recorder, case, rates)
+        pipe.send(("row", figures))
+        gc.collect()
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+
+
+def load(job: Job, groups: Groups, device: torch.device) -> tuple[DeepseekV4, Recorder, dict[str, Any]]:
+    """The rank's model of dummy weights, and what its memory holds by kind, in MiB."""
+    settings, dtype = job.settings, getattr(torch, job.settings.dtype)
+    config = shortened(ModelConfig.from_json(settings.model_path), job.layers)
+    ops, table = operations(settings), MemoryTable(device)
+    recorder = Recorder(ops)
+    with (
+        table.taking("the weights", lever="fewer --layers"),
+        rank_weights(settings, config, groups, print, keeps=ops.keeps) as weights,
+    ):
+        model = DeepseekV4(
+            config, weights, device=device, dtype=dtype, deterministic=False, kv_rounding="none", ops=ops,
+            groups=groups, split_head=settings.enable_dp_lm_head,
+        )  # fmt: skip
+    sizes = {kind: round(size / 2**20, 1) for kind, size in weights_by_kind(model, None).items()}
+    return model, recorder, {"weights_mib": sizes, "layers": config.num_hidden_layers}
+
+
+def fits(case: Case, model: DeepseekV4) -> bool:
+    """Whether every rank has room for the case's caches, and for the work on them."""
+    if model.device.type == "cpu":
+        return True
+    room = int(cache_bytes(case, model) + WORKSPACE < torch.cuda.mem_get_info(model.device)[0])
+    if model.groups.dp.size == 1:
+        return bool(room)
+    assert model.groups.dp.cpu is not None
+    return bool(model.groups.dp.cpu.gather(torch.tensor([room])).min())
+
+
+def cache_bytes(case: Case, model: DeepseekV4) -> int:
+    """Of the pools of a case."""
+    pages = Context(case, model.config.sliding_window)
+    units = {"full": pages.full_pages, "window": pages.window_pages, "slot": pages.slots}
+    return sum(bytes_of(model.config, space, model.dtype.itemsize) * count for space, count in units.items())
+
+
+def skipped(case: Case, model: DeepseekV4) -> dict[str, Any]:
+    """The row of a case that doesn't fit beside this many layers."""
+    return {
+        "kind": case.kind, "rows_per_rank": case.requests * case.width, "context": case.context,
+        "layers": model.config.num_hidden_layers,
+        "skipped": f"no room for {cache_bytes(case, model) >> 20} MiB of caches",
+    }  # fmt: skip
+
+
+def row(job: Job, model: DeepseekV4, recorder: Recorder, case: Case, rates: Rates) -> dict[str, Any]:
+    """Figures of one case on this rank."""
+    device, config = model.device, model.config
+    state = filled(config, case, device, model.dtype)
+    plan = planned(state, case, model, job.ranks, seed=model.groups.dp.rank)
+    pending = model.new_pending(plan.batch.load.padded_tokens, 0)
+
+    def step() -> torch.Tensor:
+        return forward(model, state, plan, pending).logits
+
+    routed = [Routed(*layer) for layer in recorder.run(step)]
+    run: Any = step
+    graph = case.graph and device.type == "cuda"
+    if graph:
+        # A second run before the capture: what is compiled or allocated at first use is there then.
+        step()
+        run = Captured(step)
+    try:
+        run()
+        times = milliseconds(run, job.repeats, device)
+        finite = bool(step().isfinite().all())
+        parts = breakdown(run) if device.type == "cuda" else []
+    finally:
+        if isinstance(run, Captured):
+            run.free()
+    work = step_work(model, state, case, routed)
+    read = work.bytes / rates.read
+    computed = work.quantised / rates.fp8 + work.floats / rates.bf16
+    ms = statistics.median(times)
+    if not finite:
+        raise ValueError(f"{case}: logits that are no numbers")
+    return {
+        "kind": case.kind, "rows_per_rank": case.requests * case.width, "requests": case.requests,
+        "context": case.context, "layers": config.num_hidden_layers, "graph": graph, "ms": round(ms, 4),
+        "ms_low": round(min(times), 4), "ms_high": round(max(times), 4), "bytes": int(work.bytes),
+        "distinct_experts": round(statistics.mean(layer.distinct for layer in routed), 1),
+        "choices": round(statistics.mean(layer.choices for layer in routed), 1),
+        "bandwidth": round(work.bytes / (1e-3 * ms)), "floor_ms": round(1e3 * max(read, computed), 4),
+        "bound": "bytes" if read >= computed else "operations",
+        "ratio": round(1e-3 * ms / max(read, computed), 2),
+        "kv_mib": round(cache_bytes(case, model) / 2**20, 1),
+        "breakdown": parts,
+    }  # fmt: skip

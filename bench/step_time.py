@@ -1,0 +1,122 @@
+"""How a step is run, timed and taken apart: captured or eager, by events, by the profiler's kernels."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
+
+from engine.model.expert_weights import ExpertWeights, MoeWeights
+from engine.model.ops import TorchOps
+
+KERNELS_SHOWN = 24
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What the device was measured to do: bytes a second read, operations a second in bfloat16 and FP8."""
+
+    read: float
+    bf16: float
+    fp8: float
+
+
+class Recorder:
+    """Keeps the choices that a rank's experts get, while asked to: one tensor a layer."""
+
+    def __init__(self, ops: TorchOps) -> None:
+        self.kept: list[tuple[Tensor, int]] | None = None
+        for name in ("experts", "expert_rows"):
+            setattr(ops, name, self._noting(getattr(ops, name)))
+
+    def _noting(self, call: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def noted(x: Tensor, ids: Tensor, weights: Tensor, moe: MoeWeights, limit: float) -> Tensor:
+            kept, self.kept = self.kept, None
+            if kept is not None:
+                own = moe.routed
+                kept.append((ids, own.w13.shape[0] if isinstance(own, ExpertWeights) else own.count))
+            # One of the two may call the other: a layer is noted once.
+            out = call(x, ids, weights, moe, limit)
+            self.kept = kept
+            return out
+
+        return noted
+
+    def run(self, step: Callable[[], object]) -> list[tuple[int, int]]:
+        """Runs the step; of each layer the distinct experts and the choices among this rank's."""
+        self.kept = []
+        step()
+        kept, self.kept = self.kept, None
+        told = []
+        for ids, held in kept:
+            here = ids[(ids >= 0) & (ids < held)]
+            told.append((int(here.unique().numel()), int(here.numel())))
+        return told
+
+
+class Captured:
+    """A step as a CUDA graph. Free it before the ranks' groups are closed."""
+
+    def __init__(self, step: Callable[[], object]) -> None:
+        self.graph = torch.cuda.CUDAGraph()
+        # Other threads, NCCL's among them, may ask the device for events meanwhile.
+        with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
+            self.out = step()
+
+    def __call__(self) -> None:
+        self.graph.replay()
+
+    def free(self) -> None:
+        """Gives the graph and its memory back."""
+        self.out = None
+        self.graph.reset()
+
+
+def milliseconds(step: Callable[[], object], repeats: int, device: torch.device) -> list[float]:
+    """Time of each of `repeats` runs; on a device they follow each other without a wait by the host."""
+    if device.type == "cpu":
+        begins = [time.perf_counter()]
+        for _ in range(repeats):
+            step()
+            begins.append(time.perf_counter())
+        return [1e3 * (end - begin) for begin, end in pairwise(begins)]
+    marks = [torch.cuda.Event(enable_timing=True) for _ in range(repeats + 1)]
+    marks[0].record()
+    for mark in marks[1:]:
+        step()
+        mark.record()
+    marks[-1].synchronize()
+    return [begin.elapsed_time(end) for begin, end in pairwise(marks)]
+
+
+def breakdown(step: Callable[[], object]) -> list[dict[str, Any]]:
+    """Kernels of one step on the device, the longest first: name, milliseconds, calls; the rest together."""
+    with profile(activities=[ProfilerActivity.CUDA]) as seen:
+        step()
+        torch.cuda.current_stream().synchronize()
+    rows = [(1e-3 * event.self_device_time_total, event.count, event.key) for event in seen.key_averages()]
+    rows = sorted((row for row in rows if row[0] > 0), reverse=True)
+    shown, rest = rows[:KERNELS_SHOWN], rows[KERNELS_SHOWN:]
+    if rest:
+        shown.append((sum(row[0] for row in rest), sum(row[1] for row in rest), f"{len(rest)} others"))
+    return [{"kernel": key[:80], "ms": round(ms, 4), "calls": calls} for ms, calls, key in shown]
+
+
+def measured_rates(device: torch.device) -> Rates:
+    """Of this rank's device, now."""
+    if device.type == "cuda":
+        from bench.kernels import measured_rates as of_device
+
+        found = of_device()
+        torch.cuda.empty_cache()
+        return Rates(found.read, found.bf16, found.fp8)
+    big, square = torch.randn(1 << 22), torch.randn(256, 256)
+    read = 4 * big.numel() / (1e-3 * min(milliseconds(big.sum, 3, device)))
+    product = 2 * 256**3 / (1e-3 * min(milliseconds(lambda: square @ square, 3, device)))
+    return Rates(read, product, product)
