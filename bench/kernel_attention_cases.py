@@ -14,7 +14,7 @@ from torch import Tensor
 
 from bench.kernel_cases import BF16, Case, copies, distance
 from engine.kernels.triton import oracle_attention
-from engine.kernels.triton.attend import FEW, FEW_CODED, MANY, WIDE, AttendShape, SeenKeys, attend
+from engine.kernels.triton.attend import FEW, MANY, WIDE, AttendShape, SeenKeys, attend
 from engine.kernels.triton.faults import check_faults, no_faults
 from engine.kernels.triton.latent_rows import V4_ROW
 from engine.kernels.triton.rope import q_norm_rope, rotate
@@ -28,8 +28,12 @@ POOL_ROWS = 1 << 18
 """A quarter of a gigabyte of bfloat16 latents: rows drawn from it are in no cache."""
 ENTRIES = {"64k": 512, "1M": 8192}
 """c128 entries at these contexts."""
-DEEPER = AttendShape(64, 32, 0, 8, 3)
-CUTS = {torch.bfloat16: (FEW, MANY, DEEPER), torch.uint8: (FEW_CODED, MANY, DEEPER)}
+WHOLE_TILES = AttendShape(64, 64, 0, 8, 3)
+"""Of bfloat16 there is no room for more stages."""
+CUTS = {
+    torch.bfloat16: (FEW[torch.bfloat16], MANY[torch.bfloat16], WHOLE_TILES),
+    torch.uint8: (FEW[torch.uint8], MANY[torch.uint8], AttendShape(64, 32, 0, 8, 5)),
+}
 """What is tried beside the cut that attention takes by itself, each with several sizes of parts."""
 
 

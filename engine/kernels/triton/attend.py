@@ -65,10 +65,10 @@ class AttendShape:
     stages: int
 
 
-MANY = AttendShape(64, 64, 0, 8, 2)
-FEW = AttendShape(16, 64, 0, 4, 2)
-FEW_CODED = AttendShape(16, 32, 0, 4, 3)
-"""The largest cuts whose registers and shared memory hold on compute capability 9.0."""
+MANY = {torch.bfloat16: AttendShape(64, 32, 0, 8, 5), torch.uint8: AttendShape(64, 64, 0, 8, 5)}
+FEW = {torch.bfloat16: AttendShape(16, 64, 0, 8, 5), torch.uint8: AttendShape(16, 32, 0, 4, 5)}
+"""By the pool's type, the largest cuts that hold on compute capability 9.0: registers don't spill, or hardly,
+and shared memory has room for keys that are copied a whole tile ahead, which takes five stages."""
 
 
 def shape_for(queries: int, heads: int, columns: int, kept: torch.dtype, processors: int) -> AttendShape:
@@ -81,8 +81,7 @@ def shape_for(queries: int, heads: int, columns: int, kept: torch.dtype, process
     if kept == torch.float32:
         return AttendShape(16, 32, 0, 8, 2)
     few = queries * triton.cdiv(heads, 16) * 4 <= processors or heads <= 16
-    own = FEW_CODED if kept == torch.uint8 else FEW
-    cut = own if few else MANY
+    cut = FEW[kept] if few else MANY[kept]
     programs = queries * triton.cdiv(heads, cut.heads)
     tiles = triton.cdiv(columns, cut.keys)
     splits = max(1, min(MOST_SPLITS, tiles, processors // programs))

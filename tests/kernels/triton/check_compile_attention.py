@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 import triton
 from triton.compiler import ASTSource
 
@@ -37,11 +38,12 @@ def stored(kept: str, form: int) -> tuple[Any, dict[str, str], dict[str, Any]]:
     return store._store, {"pool": kept}, sizes
 
 
+BF16, FP8 = torch.bfloat16, torch.uint8
 ATTENDED = {
-    "many": (attend.MANY, "*bf16", False),
-    "many coded": (attend.MANY, "*u8", True),
-    "few": (replace(attend.FEW, tiles=1), "*bf16", True),
-    "few coded": (replace(attend.FEW_CODED, tiles=2), "*u8", False),
+    "many": (attend.MANY[BF16], "*bf16", False),
+    "many coded": (attend.MANY[FP8], "*u8", True),
+    "few": (replace(attend.FEW[BF16], tiles=1), "*bf16", True),
+    "few coded": (replace(attend.FEW[FP8], tiles=2), "*u8", False),
 }
 OTHERS: dict[str, tuple[Any, dict[str, str], dict[str, Any]]] = {
     "q_norm_rope": (rope._rotate, {}, {"ROWS": 8, "WIDE": 512, "NORMED": True}),
