@@ -17,7 +17,11 @@ import engine.launch
 from engine.actors.core import Core
 from engine.actors.detok import Detok
 from engine.actors.intake import RankSetup
+from engine.actors.links import Ref
+from engine.actors.mailbox import Mailbox
+from engine.actors.no_matchers import NoMatchers
 from engine.actors.rank import Rank
+from engine.actors.timers import Timers
 from engine.config import Settings
 from engine.errors import CheckpointError
 from engine.launch import serve
@@ -65,6 +69,10 @@ class TrivialParts(ModelParts):
         if FAULT == "slow load":
             time.sleep(60)
         return OneToken()
+
+    def matchers(self, settings: Settings, runner: object, mailbox: Mailbox, timers: Timers) -> Ref:
+        # As ModelParts for a runner without grammars, which imports torch to see that: two seconds a rank.
+        return NoMatchers(mailbox.tell_first)
 
     def core(self, settings: Settings, rank: int, runner: object) -> Core:
         return Rank(
