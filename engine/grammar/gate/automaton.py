@@ -62,15 +62,26 @@ class Dfa:
 
     def lengths(self) -> tuple[int, int | None]:
         """Characters of the shortest text, and of the longest; None where there is no longest."""
-        shortest, size, reached = -1, 0, {0}
-        # After as many steps as there are states, whoever still moves has gone round a loop.
-        last = 0
-        while reached and size <= len(self.rows):
-            if any(self.accepting[state] for state in reached):
-                shortest, last = size if shortest < 0 else shortest, size
-            reached = {target for state in reached for _, _, target in self.rows[state]}
-            size += 1
-        return max(shortest, 0), None if reached else last
+        distances = {0: 0}
+        for state in (todo := [0]):
+            for _, _, target in self.rows[state]:
+                if target not in distances:
+                    distances[target] = distances[state] + 1
+                    todo.append(target)
+        shortest = min((distances[one] for one in todo if self.accepting[one]), default=0)
+        # Every state can still accept: where there is a loop, there is no longest text.
+        entered = [0] * len(self.rows)
+        for row in self.rows:
+            for _, _, target in row:
+                entered[target] += 1
+        longest, free = [0] * len(self.rows), [one for one, count in enumerate(entered) if not count]
+        for state in free:
+            for _, _, target in self.rows[state]:
+                longest[target] = max(longest[target], longest[state] + 1)
+                entered[target] -= 1
+                if not entered[target]:
+                    free.append(target)
+        return shortest, max(longest) if len(free) == len(self.rows) else None
 
     def has_length(self, low: int, high: int | None) -> bool:
         """Whether some text has `low` to `high` characters; yes where finding out would take too long."""

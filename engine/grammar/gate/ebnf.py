@@ -37,7 +37,7 @@ _ESCAPES = {
     "string": re.compile(rf"\\(?:[nrtbfva0e'\"?\\/]|{_CODES})"),
     "class": re.compile(rf"\\(?:[nrtbfva0e'\"?\\^$.*+()\[\]{{}}|/-]|{_CODES})"),
 }
-_MEMBER = re.compile(r"\\(?:[uU]([0-9A-Fa-f]+)|x([0-9A-Fa-f]{2})|(.))|([^\\])", re.DOTALL)
+_MEMBER = re.compile(r"\\(?:u([0-9A-Fa-f]{4})|U([0-9A-Fa-f]{8})|x([0-9A-Fa-f]{2})|(.))|([^\\])", re.DOTALL)
 _CONTROLS = {"n": 10, "r": 13, "t": 9, "b": 8, "f": 12, "v": 11, "a": 7, "e": 27}
 WORDS = ("true", "false")
 MACROS = ("TagDispatch", "Token", "ExcludeToken", "TokenTagDispatch")
@@ -126,6 +126,8 @@ class _Parser:
             if kind != "name" or self._peek(1)[0] != "assign":
                 what = "attributes of a rule are" if self._peek(1)[0] == "class" else "a rule must be"
                 raise self._bad(f"{what} not understood; write `name ::= ...`", at)
+            if self._text[:at].rstrip(" \t")[-1:] not in ("", "\n", "\r"):
+                raise self._bad(f"the rule {name!r} must be at the beginning of a line", at)
             if name in WORDS:
                 raise self._bad(f"{name} is no name of a rule", at)
             if name in found:
@@ -206,7 +208,7 @@ class _Parser:
 
 
 def _point(member: re.Match[str]) -> int:
-    digits = member[1] or member[2]
+    digits = member[1] or member[2] or member[3]
     if digits:
         return int(digits, 16)
-    return _CONTROLS.get(member[3], ord(member[3])) if member[3] else ord(member[4])
+    return _CONTROLS.get(member[4], ord(member[4])) if member[4] else ord(member[5])

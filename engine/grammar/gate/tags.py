@@ -64,7 +64,7 @@ class _Writer:
     def format(self, value: Any, path: str) -> dict[str, Any]:
         """One format, checked. Refuses a type or a field that isn't handled."""
         kind = value.get("type") if isinstance(value, dict) else None
-        if kind not in self._kinds:
+        if not isinstance(kind, str) or kind not in self._kinds:
             known = ", ".join(sorted(self._kinds))
             raise GrammarRefused(f"the format {str(kind)[:40]!r} is none of {known}", step(path, "type"))
         return {"type": kind, **self._kinds[kind](value, path)}

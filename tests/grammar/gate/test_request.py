@@ -126,6 +126,7 @@ def test_no_wish_is_no_key(fields: dict[str, Any]) -> None:
             "/whitespace_pattern",
         ),
         ({"response_format": {"type": "xml"}}, "response_format", "/type"),
+        ({"structural_tag": {"format": {"type": ["or"]}}}, "structural_tag", "/format/type"),
         ({"response_format": "json"}, "response_format", "/type"),
         ({"response_format": {"type": "json_schema"}}, "response_format", "/json_schema/schema"),
         (

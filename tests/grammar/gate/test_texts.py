@@ -51,6 +51,22 @@ def test_patterns_are_found_where_python_finds_them(pattern: str) -> None:
         assert dfa.accepts(text) == bool(re.search(pattern, text)), text
 
 
+@pytest.mark.parametrize(
+    ("pattern", "lengths"),
+    [
+        ("^$", (0, 0)),
+        ("^(a|bc)(d?|e{3})$", (1, 5)),
+        ("^a+$", (1, None)),
+        ("b", (1, None)),
+        ("^[^\\s\\S]$", (0, 0)),
+    ],
+)
+def test_lengths_are_those_of_the_shortest_and_the_longest_text(
+    pattern: str, lengths: tuple[int, int | None]
+) -> None:
+    assert texts_with(parse(pattern)).lengths() == lengths
+
+
 @pytest.mark.parametrize("pattern", [one for one in PATTERNS if one and one != "^$"])
 def test_a_regex_matches_whole_texts(pattern: str) -> None:
     grammar = compiled(regex_grammar(pattern))
@@ -193,6 +209,8 @@ def test_a_negated_class_of_a_client_lets_no_half_of_a_pair_through() -> None:
         ('root ::= \na ::= "a"', "an empty alternative"),
         ('root ::= "a"{2}{3}', "one after another"),
         ('root ::= "a"+?', "one after another"),
+        ('root ::= r r ::= "a"', "beginning of a line"),
+        ("root ::= [\\u0061-\\u00063x]", "range"),
         ('root ::= true\ntrue ::= "a"', "no name"),
         ('root ::= "a"{\u0661}', "not understood"),
         ('root ::= "\\u0000"', "NUL"),
