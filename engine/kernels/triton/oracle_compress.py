@@ -87,8 +87,10 @@ def read_latents(pool: Tensor, rows: Tensor, rotary: int) -> Tensor:
 
 def read_keys(pool: IndexPool, rows: Tensor) -> Tensor:
     """Rows of the pool as numbers, float32 [E, Di]."""
-    values = pool.values[rows].float()
-    return values if pool.scales is None else values * pool.scales[rows].unsqueeze(1)
+    if pool.scales is None:
+        return pool.values[rows].float()
+    codes = pool.values.view(torch.uint8)[rows].view(pool.values.dtype)
+    return codes.float() * pool.scales[rows].unsqueeze(1)
 
 
 def commit_c128(

@@ -13,56 +13,30 @@ from engine.kernels.triton import oracle_compress as oracle
 from engine.kernels.triton.compress_c4 import close_c4
 from engine.kernels.triton.compress_c128 import ClosingC128, close_c128
 from engine.kernels.triton.compress_commit import Committed, commit_c4, commit_c128
-from engine.kernels.triton.compress_entry import IndexPool, latent_rows
+from engine.kernels.triton.compress_entry import latent_rows
 from engine.kernels.triton.faults import Fault, check_faults, no_faults
 from engine.kernels.triton.latent_rows import RowLayout
+from engine.kernels.triton.oracle_attention import pack_rows
 from engine.model.step import C4Entries
-from tests.kernels.triton.cases import DEVICE, distance, seeded
+from tests.kernels.triton.cases import DEVICE, distance
+from tests.kernels.triton.compress_cases import (
+    KEY_WIDTH,
+    POOL_ROWS,
+    ROTATED,
+    SLOTS,
+    STEP_ROWS,
+    c4_entries,
+    drawn,
+    index_pool,
+    ints,
+    latent_pool,
+    turns_of,
+)
 
 EPS = 1e-6
 TOLERANCE = {"float32": 1e-5, "plain": 3e-3, "rounded": 1e-2, "coded": 1e-2}
 """Float32 sums in another order; a rounding to bfloat16 that falls to the other side now and then; and an
 FP8 or FP4 rounding that does, which is a sixteenth or a quarter of one value in hundreds."""
-KEY_WIDTH, ROTATED, SLOTS, POOL_ROWS = 64, 16, 4, 40
-STEP_ROWS = 9
-
-
-def drawn(seed: int, *shape: int) -> Tensor:
-    return torch.randn(*shape, generator=seeded(seed), device=DEVICE)
-
-
-def ints(*values: int) -> Tensor:
-    return torch.tensor(values, dtype=torch.int64, device=DEVICE)
-
-
-def turns_of(seed: int, count: int) -> Tensor:
-    angles = drawn(seed, count, 1, ROTATED // 2) * 9
-    return torch.polar(torch.ones_like(angles), angles)
-
-
-def latent_pool(form: str, width: int) -> Tensor:
-    if form == "coded":
-        size = RowLayout(width - ROTATED, ROTATED).row_bytes
-        return torch.zeros(POOL_ROWS, size, dtype=torch.uint8, device=DEVICE)
-    dtype = torch.float32 if form == "float32" else torch.bfloat16
-    return torch.zeros(POOL_ROWS, width, dtype=dtype, device=DEVICE)
-
-
-def index_pool(form: str) -> IndexPool:
-    dtype = {"coded": torch.float8_e4m3fn, "float32": torch.float32}.get(form, torch.bfloat16)
-    values = torch.zeros(POOL_ROWS, KEY_WIDTH, device=DEVICE).to(dtype)
-    scales = torch.zeros(POOL_ROWS, device=DEVICE) if form == "coded" else None
-    return IndexPool(values, form == "rounded", scales)
-
-
-def c4_entries(count: int) -> C4Entries:
-    """Windows that take any rows of two requests' rings and of the step; one is a request's first."""
-    ring_rows = ints(*range(8, 16), *range(24, 32))
-    halves = torch.randint(0, 2 * (16 + STEP_ROWS), (count, 8), generator=seeded(count), device=DEVICE)
-    bias = torch.zeros(count, 8, 1, device=DEVICE)
-    bias[:1, :4] = -torch.inf
-    out_rows = 1 + torch.randperm(POOL_ROWS - 1, generator=seeded(count), device=DEVICE)[:count]
-    return C4Entries(ring_rows, halves, bias, ints(*range(count)), out_rows)
 
 
 class C4:
@@ -97,6 +71,16 @@ def test_c4_entries_are_those_of_plain_torch(form: str, width: int, count: int) 
     others = ints(*(row for row in range(POOL_ROWS) if row not in layer.entries.out_rows.tolist()))
     assert not any(part.any() for part in layer.stored(others))
     assert int(layer.faults) == 0
+
+
+def test_an_fp8_row_holds_the_bytes_that_packing_gives() -> None:
+    layer, layout = C4("coded", 144, 2), RowLayout(128, ROTATED)
+    layer.close(layer.entries)
+    plain = latent_pool("plain", 144)
+    latents = oracle.close_c4(*layer.given, layer.entries, *layer.norms, plain, layer.keys, False)[0]
+    own, right = layer.pool[layer.entries.out_rows], pack_rows(latents.bfloat16(), layout)
+    assert torch.equal(own[:, layout.scales_at :], right[:, layout.scales_at :])
+    assert float((own != right).float().mean()) < TOLERANCE["coded"]
 
 
 def test_an_absent_half_window_weighs_nothing() -> None:
@@ -140,16 +124,19 @@ class C128:
     def __init__(self, form: str, slots: list[int], firsts: list[int], counts: list[int]) -> None:
         self.pool, self.states = latent_pool(form, 80), drawn(1, SLOTS, 3, 80)
         self.states[:, 1].abs_()
-        fresh = ints(*counts) == 128
-        out_rows = ints(*range(3, 3 + len(slots)))
+        fresh, out_rows = ints(*counts) == 128, ints(*range(3, 3 + len(slots)))
         self.entries = ClosingC128(ints(*slots), fresh, ints(*firsts), ints(*counts), out_rows)
-        self.rest = (turns_of(3, len(slots)), drawn(4, 80), EPS, self.pool)
-        self.simulated = form == "rounded"
+        self.rest, self.simulated = (turns_of(3, len(slots)), drawn(4, 80), EPS, self.pool), form == "rounded"
         self.pending, self.faults = drawn(2, 200, 160) * 3, no_faults(DEVICE)
 
     def close(self, entries: ClosingC128) -> Tensor:
         close_c128(self.states, self.pending, entries, *self.rest, self.faults, self.simulated)
         return oracle.read_latents(self.pool, entries.out_rows.clamp(0, POOL_ROWS - 1), ROTATED)
+
+
+def test_a_step_may_close_no_window() -> None:
+    layer = C128("plain", [], [], [])
+    assert not layer.close(layer.entries).numel()
 
 
 @pytest.mark.parametrize("form", ["float32", "plain", "rounded", "coded"])
@@ -162,12 +149,6 @@ def test_c128_entries_are_those_of_plain_torch(form: str) -> None:
     assert distance(own, right) < TOLERANCE[form]
     assert torch.equal(layer.states, states)
     assert int(layer.faults) == 0
-
-
-def test_a_step_without_closing_windows_writes_nothing() -> None:
-    layer = C128("plain", [], [], [])
-    assert not layer.close(layer.entries).any()
-    assert not layer.pool.any()
 
 
 @pytest.mark.parametrize(
@@ -200,9 +181,7 @@ def step_of(name: str) -> Committed:
 
 
 def layers_of_states() -> Tensor:
-    states = drawn(1, 2, SLOTS, 3, 72)
-    states[:, :, 1].abs_()
-    return states
+    return drawn(1, 2, SLOTS, 3, 72).abs()
 
 
 @pytest.mark.parametrize("name", STEPS)
@@ -233,14 +212,13 @@ def test_committed_rows_are_folded_as_if_one_by_one(name: str) -> None:
 )  # fmt: skip
 def test_a_commit_outside_is_told_and_changes_nothing(column: str, value: int, fault: Fault) -> None:
     step = replace(Committed(ints(1), ints(3), ints(2), ints(4), ints(4)), **{column: ints(value)})
-    states, ring = layers_of_states(), drawn(3, 2, SLOTS * 8, 40)
-    kept = states.clone(), ring.clone()
-    faults = [no_faults(DEVICE), no_faults(DEVICE)]
-    commit_c128(states, drawn(2, 2, 9, 144), step, faults[0])
-    commit_c4(ring, drawn(4, 2, 9, 40), step, faults[1])
-    assert torch.equal(states, kept[0])
-    assert torch.equal(ring, kept[1])
-    assert [int(flag) for flag in faults] == [fault, fault]
+    for kernel, state, width in (
+        (commit_c128, layers_of_states(), 144), (commit_c4, drawn(3, 2, SLOTS * 8, 40), 40),
+    ):  # fmt: skip
+        kept, faults = state.clone(), no_faults(DEVICE)
+        kernel(state, drawn(2, 2, 9, width), step, faults)
+        assert torch.equal(state, kept)
+        assert int(faults) == fault
 
 
 def test_shapes_are_checked() -> None:

@@ -121,7 +121,8 @@ def drawn(kind: str, rows: int, columns: int) -> Tensor:
     generator = seeded(columns)
     scores = torch.randn(rows, columns, generator=generator, device=DEVICE)
     if kind == "ties":
-        scores = scores.mul(2).round().relu() * torch.randn_like(scores).sign()  # zeros of both signs too
+        signs = torch.randn(scores.shape, generator=generator, device=DEVICE).sign()
+        scores = scores.mul(2).round().relu() * signs  # zeros of both signs too
     if kind == "equal":
         scores[:] = -0.5
     if kind == "close":
