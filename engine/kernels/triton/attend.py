@@ -31,7 +31,8 @@ from engine.kernels.triton.linear import multiprocessors
 from engine.model.step import Keys
 
 WIDE = V4_ROW.nope + V4_ROW.rotary
-COMBINE_ROWS = 4
+COMBINED = 8
+"""Parts that are added up at once."""
 MOST_SPLITS = 64
 
 
@@ -159,8 +160,8 @@ def _run(
     )  # fmt: skip
     if splits > 1:
         rows = queries * heads
-        _combine_parts[(triton.cdiv(rows, COMBINE_ROWS),)](
-            parts, totals, own, out, rows, heads, splits, stride, COMBINE_ROWS, pairs is not None, num_warps=4
+        _combine_parts[(rows,)](
+            parts, totals, own, out, rows, heads, splits, stride, COMBINED, pairs is not None, num_warps=4
         )
 
 

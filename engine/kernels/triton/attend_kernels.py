@@ -175,25 +175,26 @@ def _attend(
 
 @triton.jit(do_not_specialize=["rows", "splits"])
 def _combine_parts(
-    parts, totals, turns, out, rows, heads, splits, turn_stride, ROWS: tl.constexpr, TURNED: tl.constexpr
+    parts, totals, turns, out, rows, heads, splits, turn_stride, PARTS: tl.constexpr, TURNED: tl.constexpr
 ):
-    """The parts of each (query, head), in order: parts without keys weigh exactly nothing."""
-    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    held = row < rows
+    """The parts of one (query, head), PARTS at a time in order: parts without keys weigh exactly nothing."""
+    row = tl.program_id(0).to(tl.int64)
     channel = tl.arange(0, 512)[None, :]
-    top, total = tl.full((ROWS,), NO_MAXIMUM, tl.float32), tl.zeros((ROWS,), tl.float32)
-    value = tl.zeros((ROWS, 512), tl.float32)
-    at = row
-    for _ in range(splits):
-        own = tl.load(totals + at * 2, mask=held, other=NO_MAXIMUM)
-        more = tl.load(totals + at * 2 + 1, mask=held, other=0.0)
-        higher = tl.maximum(top, own)
-        kept, weight = tl.exp2(top - higher), tl.exp2(own - higher)
+    top, total = tl.full((1,), NO_MAXIMUM, tl.float32), tl.zeros((1,), tl.float32)
+    value = tl.zeros((512,), tl.float32)
+    for first in range(0, splits, PARTS):
+        split = first + tl.arange(0, PARTS)
+        at = split.to(tl.int64) * rows + row
+        own = tl.load(totals + at * 2, mask=split < splits, other=NO_MAXIMUM)
+        more = tl.load(totals + at * 2 + 1, mask=split < splits, other=0.0)
         # A program without keys stored no values.
-        part = tl.load(parts + at[:, None] * 512 + channel, mask=(held & (more > 0))[:, None], other=0.0)
-        value = value * kept[:, None] + part * weight[:, None]
-        top, total, at = higher, total * kept + more * weight, at + rows
-    value *= (1.0 / tl.maximum(total, NOTHING))[:, None]
+        part = tl.load(parts + at[:, None] * 512 + channel, mask=(more > 0)[:, None], other=0.0)
+        higher = tl.maximum(top, tl.max(own, 0))
+        kept, weight = tl.exp2(top - higher), tl.exp2(own - higher)
+        value = value * kept + tl.sum(part * weight[:, None], 0)
+        top, total = higher, total * kept + tl.sum(more * weight, 0)
+    value = (value * (1.0 / tl.maximum(total, NOTHING)))[None, :]
     if TURNED:
-        value = turned(value, turns + (row // heads * turn_stride)[:, None], 448, 64, held, 512)
-    tl.store(out + row[:, None] * 512 + channel, convert(value, out.dtype.element_ty), mask=held[:, None])
+        at = turns + (row // heads * turn_stride) + tl.zeros((1, 1), tl.int32)
+        value = turned(value, at, 448, 64, tl.full((1,), 1, tl.int1), 512)
+    tl.store(out + row * 512 + channel, convert(value, out.dtype.element_ty))

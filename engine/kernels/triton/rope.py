@@ -30,10 +30,11 @@ def turned(value, turns, first, rotary, held, WIDE: tl.constexpr):
     held    [N] bool: rows that have turns
     """
     rows: tl.constexpr = value.shape[0]
-    pair = tl.arange(0, WIDE // 2)[None, :]
-    within = (2 * pair >= first) & (2 * pair < first + rotary) & held[:, None]
-    cosine = tl.load(turns + (2 * pair - first), mask=within, other=1.0)
-    sine = tl.load(turns + (2 * pair - first + 1), mask=within, other=0.0)
+    channel = tl.arange(0, WIDE)[None, :]
+    within = (channel >= first) & (channel < first + rotary) & held[:, None]
+    # Laid out as the values are, whose halves then stand beside their cosines: nothing moves between threads.
+    by = tl.load(turns + (channel - first), mask=within, other=(1 - channel % 2).to(tl.float32))
+    cosine, sine = tl.split(tl.reshape(by, (rows, WIDE // 2, 2)))
     even, odd = tl.split(tl.reshape(value, (rows, WIDE // 2, 2)))
     out = tl.join(even * cosine - odd * sine, even * sine + odd * cosine)
     return tl.reshape(out, (rows, WIDE))

@@ -52,7 +52,7 @@ def _store(
         at = pool + place * row_size
         code = tl.reshape(to_e4m3(grouped, exponent[:, :, None]), (ROWS, WIDE))
         tl.store(at[:, None] + channel[None, :], code.to(tl.uint8, bitcast=True), mask=coded)
-        rest = (at[:, None] + nope + 2 * (channel[None, :] - nope)).to(tl.pointer_type(tl.bfloat16))
+        rest = (at + nope).to(tl.pointer_type(tl.bfloat16))[:, None] + (channel[None, :] - nope)
         tl.store(rest, value, mask=inside & (channel >= nope)[None, :])
         group = tl.arange(0, WIDE // SIZE)[None, :]
         byte = tl.where(group < nope // SIZE, exponent + 127, 0).to(tl.uint8)

@@ -49,7 +49,7 @@ OTHERS: dict[str, tuple[Any, dict[str, str], dict[str, Any]]] = {
     "q_norm_rope": (rope._rotate, {}, {"ROWS": 8, "WIDE": 512, "NORMED": True}),
     "store": stored("*bf16", 1),
     "store coded": stored("*u8", 2),
-    "combine": (attend_kernels._combine_parts, {}, {"ROWS": 4, "TURNED": True}),
+    "combine": (attend_kernels._combine_parts, {}, {"PARTS": 8, "TURNED": True}),
 }
 
 
