@@ -48,6 +48,7 @@ class DraftMasks:
     """Masks of one step's drafts; m constrained groups of n that draft.
 
     epoch   of the step
+    places  int64 [m] of the constrained groups
     tokens  int64 [gamma, m], what was chosen
     kinds   uint8 [gamma + 1, m], what the rows' masks mean, see matchers.FREE
     leads   of each group, once the grammar thread has them
@@ -62,7 +63,7 @@ class DraftMasks:
         block = len(buffers.host) - 1
         self.tokens = np.zeros((block, places.size), np.int64)
         self.kinds = np.zeros((block + 1, places.size), np.uint8)
-        self._groups, self._places, self._buffers = groups, places, buffers
+        self.places, self._groups, self._buffers = places, groups, buffers
         self._thread, self._counters = thread, counters
         self._index = Upload(buffers.device).int64(places)
         self._only = np.zeros((groups, block), np.bool_)
@@ -88,7 +89,7 @@ class DraftMasks:
                 self._made.result()
             self._buffers.apply(k, z, self._index)
             tokens = choose(k, z)
-            own = tokens if self._places.size == self._groups else tokens.index_select(0, self._index)
+            own = tokens if self.places.size == self._groups else tokens.index_select(0, self._index)
             self._made = self._thread.submit(self._follow, k, fetch(own))
             return tokens
 
@@ -113,7 +114,7 @@ class DraftMasks:
                 self.kinds[row, number] = lead.follow(token, self._buffers.flat, row * slots + number)
             if row < len(self.tokens):
                 bits = np.bitwise_count(self._buffers.host[row, :count].view(np.uint32)).sum(1)
-                self._only[self._places, row] = (bits == 1) & (self.kinds[row] == MASKED)
+                self._only[self.places, row] = (bits == 1) & (self.kinds[row] == MASKED)
 
     def come_back(self) -> None:
         """Every matcher stands at its anchor again."""

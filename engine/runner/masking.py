@@ -58,7 +58,12 @@ class Masks(NamedTuple):
 
 
 class Guide(Protocol):
-    """The masks of a step's drafts, made while the drafts are made: n groups, gamma drafts."""
+    """The masks of a step's drafts, made while the drafts are made: n groups, gamma drafts.
+
+    places  int64, groups whose drafts are masked
+    """
+
+    places: Int
 
     def guided(self, choose: Choose) -> Choose:
         """`choose`, among tokens that the grammars allow; the others' logits become minus infinity.

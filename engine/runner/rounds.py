@@ -216,6 +216,8 @@ class Rounds:
             most = masks.most(decoding.groups.size)
             verdict = judge(self.acceptance, own, rows, decoding.groups.tolist(), outcome, most)
             kept[decoding.groups] = verdict.committed
+            judged = laid.lens if most is None else np.minimum(laid.lens, most)
+            self.speculation.correction.note(judged - 1, verdict.committed - 1)
             failed = decoding.groups[verdict.committed == 0]
             lens = lens.index_copy(0, self._to.int64(target.places), verdict.counts)
             relays.append((self._to.int64(decoding.slots), verdict.last))

@@ -8,7 +8,6 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from engine.actors.round import Bind, Injected, Round
@@ -18,8 +17,9 @@ from engine.model.config import ModelConfig
 from engine.model.draft import Choose, Drafter, DraftRows, InjectRows
 from engine.model.draft_ring import DraftState
 from engine.runner.columns import Int, Upload
+from engine.runner.correction import Correction
 from engine.runner.layout import verify_lens
-from engine.runner.masking import Guide
+from engine.runner.masking import NO_GROUPS, Guide
 from engine.runner.taps import TAP_ROWS, TapRing
 
 VerifyMode = Literal["static", "cap-accept", "compact"]
@@ -60,7 +60,7 @@ class Speculation:
     def __init__(self, drafter: Drafter, state: KVState, mode: VerifyMode) -> None:
         self.drafter, self.mode = drafter, mode
         self.state = drafter.new_state(state.slots)
-        self.round = Round(state.slots)
+        self.round, self.correction = Round(state.slots), Correction()
         self.ring = TapRing(
             state.slots,
             len(drafter.taps),
@@ -114,8 +114,8 @@ class Speculation:
             survival = torch.where(drafted.logits.amax(-1).isfinite(), survival, torch.nan)
         survival = survival.cpu()
         usable = np.isfinite(survival.numpy()).all(1)
-        if guide is not None:
-            survival = with_certain(survival, guide.certain())
+        certain, guided = (None, NO_GROUPS) if guide is None else (guide.certain(), guide.places)
+        survival = self.correction.survival(survival.numpy(), certain, guided)
         ids = drafted.ids
         if not usable.all():
             worthless = self._to.tensor(~usable)[:, None]
@@ -133,13 +133,6 @@ class Speculation:
         caps = np.where(drafts.usable, caps, np.minimum(caps, 1))
         lens = verify_lens(drafts.survival, caps, -1 if self.mode == "static" else budget)
         return (caps if self.mode == "cap-accept" else lens), lens
-
-
-def with_certain(survival: Tensor, certain: npt.NDArray[np.bool_]) -> Tensor:
-    """The running products [n, gamma] float32 of probabilities, which are 1 where `certain` is true."""
-    before = F.pad(survival[:, :-1], (1, 0), value=1.0)
-    given = torch.where(before > 0, survival / before, 0.0)
-    return given.masked_fill(torch.from_numpy(certain), 1.0).cumprod(1)
 
 
 def _bytes_of(state: DraftState) -> int:

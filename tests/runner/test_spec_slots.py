@@ -259,8 +259,8 @@ def test_idle_steps_and_one_token_prefills_beside_decoding(
 class OddDrafts:
     """Allows odd tokens only, in these rows of drafts."""
 
-    def __init__(self, rows: Int) -> None:
-        self.rows = torch.from_numpy(rows)
+    def __init__(self, groups: int, rows: Int) -> None:
+        self.groups, self.places, self.rows = groups, rows, torch.from_numpy(rows)
 
     def guided(self, choose: Choose) -> Choose:
         def pick(k: int, z: Tensor) -> Tensor:
@@ -270,7 +270,7 @@ class OddDrafts:
         return pick
 
     def certain(self) -> NDArray[np.bool_]:
-        return np.zeros((1, 1), np.bool_)
+        return np.zeros((self.groups, BLOCK), np.bool_)
 
 
 class Odd:
@@ -290,7 +290,7 @@ class Odd:
 
     def guide(self, epoch: int, slots: Int, anchors: Int) -> OddDrafts | None:
         own = self.constrained(slots)
-        return OddDrafts(own) if own.size else None
+        return OddDrafts(slots.size, own) if own.size else None
 
     def constrained(self, slots: Int) -> Int:
         return np.flatnonzero([slot in self.slots for slot in slots.tolist()])

@@ -19,7 +19,6 @@ from engine.grammar.pipeline_request import Constrained
 from engine.messages import Sampling, SlotBind
 from engine.model.draft import greedy
 from engine.runner.masking import MaskGroups
-from engine.runner.speculative import with_certain
 from tests.grammar.pipeline.stage import CPU, JSON, NUMBERS, TEXT, THINK_END, matcher_of, tokenizer
 from tests.grammar.pipeline.test_blocks import ANY, BLOCK, LETTERS, letters
 from tests.grammar.service.stage import STOP, WIDTH
@@ -172,9 +171,3 @@ def test_what_was_not_drafted_is_not_verified(pipeline: Pipeline) -> None:
     pipeline.begin(1, 0, MaskGroups(SLOTS, ANCHORS, np.array([4, 1, 1]), tokens))
     with pytest.raises(GrammarDiverged, match="verifies what it didn't draft"):
         pipeline.finish(1)
-
-
-def test_survival_counts_certain_drafts_as_accepted() -> None:
-    survival = torch.tensor([[0.5, 0.25, 0.05], [0.0, 0.0, 0.0]])
-    certain = np.array([[False, True, False], [True, False, False]])
-    assert torch.allclose(with_certain(survival, certain), torch.tensor([[0.5, 0.5, 0.1], [1.0, 0.0, 0.0]]))
