@@ -6,6 +6,7 @@ from typing import Any
 
 from engine.actors.core import Reply
 from engine.actors.core import Stop as Left
+from engine.actors.ingress import Ingress
 from engine.fsm.environment import Environment, From
 from engine.messages import (
     CloseServer,
@@ -32,6 +33,14 @@ LOADING, UP, ENDED = range(3)
 def enqueue() -> Enqueue:
     """One HTTP request."""
     return Enqueue((Entry(1, b"\0\0\0\0", Sampling(1)),), slot="request")
+
+
+def serving(ranks: int, limit: int) -> Ingress:
+    """Ingress of a server whose ranks are up."""
+    core = Ingress(ranks, limit)
+    for rank in range(ranks):
+        core.receive(RankUp(rank))
+    return core
 
 
 def snapshot(rank: int) -> Snapshot:

@@ -113,6 +113,7 @@ PLANTED: list[tuple[str, type, str, Callable[..., Any], str]] = [
     ("edge-ranks", Ingress, "lose_rank", forgets_a_rank, "a_lost_rank_is_heard_at_once"),
     ("ranks-three-death", Rank, "report_loss", nothing, "no_rank_is_left_alone"),
     ("end-of-patience", Ingress, "end_all", nothing, "no_request_is_left"),
+    ("ends-two", Ingress, "end_all", nothing, "every_client_hears_one_end"),
     ("edge-stops", Detok, "_next", ignores_the_bound, "D1"),
     ("edge-clients", Detok, "take_credit", nothing, "credit_is_conserved"),
     ("edge-drain", Ingress, "stop_detok", nothing, "detok_stops_last"),
