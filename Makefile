@@ -6,6 +6,7 @@ C      := $(wildcard engine/native/*.c engine/native/*.h)
 CSTYLE := {BasedOnStyle: Google, IndentWidth: 4, ColumnLimit: 115, IncludeBlocks: Preserve}
 CFLAGS := -std=gnu11 -O2 -Wall -Wextra -Wshadow -Werror -Wno-psabi -fsyntax-only
 QUIET  := --quiet --disable-pip-version-check
+WORKERS := --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 .PHONY: setup serve test check diagrams docs bench clean
 
@@ -24,7 +25,7 @@ serve: setup
 	$(BIN)/python -m engine serve $(ARGS)
 
 test: setup
-	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest $(ARGS)
+	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest $(WORKERS) $(ARGS)
 
 check: setup
 	$(BIN)/ruff format --check .

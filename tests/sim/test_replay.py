@@ -17,6 +17,7 @@ from engine.sim.many import Seeds, Totals, run_many
 from engine.sim.run import replay
 from engine.sim.scenario import as_toml, load_scenario, plan_of, scenario_files
 
+pytestmark = pytest.mark.slow
 SCENARIOS = [path.stem for path in scenario_files()]
 KEPT = sorted((Path(__file__).parents[1] / "seeds").glob("*.toml"))
 FIXED, FRESH = 32, 13

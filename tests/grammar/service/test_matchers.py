@@ -189,6 +189,7 @@ def competitors() -> Iterator[None]:
             one.wait()
 
 
+@pytest.mark.alone
 def test_who_is_pushed_aside_is_not_late_and_who_is_slow_fails_alone() -> None:
     """Time on the clock passes the budget again and again; the processor's share of a chain doesn't."""
     a = vocabulary().tokens.index(b"a")
