@@ -28,6 +28,8 @@ def kernel_set(settings: Settings) -> str:
 def operations(settings: Settings) -> TorchOps:
     """The operations of `kernel_set`. Nothing else takes their place.
 
+    Call it where the model is loaded: kernels' flags lie on the current device.
+
     raises  ConfigError where they can't run on this device or in this type
     """
     name = kernel_set(settings)
@@ -42,5 +44,6 @@ def operations(settings: Settings) -> TorchOps:
     # Imported where it is used: only these need Triton, which takes a second to come up.
     from engine.kernels.triton_ops import TritonOps, check_device
 
-    check_device(torch.device(settings.device), getattr(torch, settings.dtype))
-    return TritonOps()
+    device = torch.device(settings.device)
+    check_device(device, getattr(torch, settings.dtype))
+    return TritonOps(device)

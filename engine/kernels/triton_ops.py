@@ -2,7 +2,7 @@
 
 Products with FP8 and FP4 weights take activations rounded to FP8, as the released weights were trained with;
 only the first half of the output projection takes them in bfloat16. The oracle of each kernel is in
-`triton/oracle.py`, that of the whole set `OracleOps` there.
+`triton/oracle*.py`, that of the whole set in `triton/oracle_ops.py`.
 """
 
 from __future__ import annotations
@@ -12,18 +12,29 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from engine.errors import ConfigError
+from engine.kernels.triton.attend import attend
 from engine.kernels.triton.combine import join
+from engine.kernels.triton.compress_c4 import close_c4
+from engine.kernels.triton.compress_c128 import ClosingC128, close_c128
+from engine.kernels.triton.compress_entry import IndexPool
 from engine.kernels.triton.experts import choice_rows, run_experts
+from engine.kernels.triton.faults import check_faults, no_faults
 from engine.kernels.triton.formats import INTERPRETED
 from engine.kernels.triton.head import collapse
+from engine.kernels.triton.index_scores import index_scores
 from engine.kernels.triton.linear import linear_bf16, linear_coded, linear_fp8
 from engine.kernels.triton.mhc import mhc_post, mhc_pre
 from engine.kernels.triton.norm import rms_norm
 from engine.kernels.triton.quantise import swiglu
+from engine.kernels.triton.rope import q_norm_rope, rotate
 from engine.kernels.triton.routing import route
+from engine.kernels.triton.select_entries import select_in_order
+from engine.kernels.triton.store import norm_rope_store
 from engine.model.expert_weights import MoeWeights
 from engine.model.ops import TorchOps
 from engine.model.quantised import Fp4Experts, Fp8Weight, Weight
+from engine.model.rounding import Rounding
+from engine.model.step import C4Entries, C128Entries, Keys
 from engine.model.weights import HeadWeights, MhcWeights
 
 
@@ -31,10 +42,23 @@ class TritonOps(TorchOps):
     """Kernels of an NVIDIA device; interpreted where TRITON_INTERPRET is set. Activations are bfloat16.
 
     A weight that its checkpoint stores as floats takes the library's product: there is nothing to decode.
+
+    faults  int32 [1] on the device: what indices pointed outside, see `triton/faults.py`
     """
 
     name = "triton"
     keeps = True
+    # Keys are read where they lie: masked ones would only cost.
+    dense_entries = 0
+
+    def __init__(self, device: torch.device) -> None:
+        self.faults = no_faults(device)
+
+    def check(self) -> None:
+        """As TorchOps.check."""
+        bits = int(self.faults)
+        self.faults.zero_()
+        check_faults(bits)
 
     def linear(self, x: Tensor, weight: Weight) -> Tensor:
         """As TorchOps.linear; x is rounded to FP8 where weight is in FP8, the result bfloat16 then."""
@@ -63,6 +87,55 @@ class TritonOps(TorchOps):
     def rms_norm(self, x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
         """As TorchOps.rms_norm."""
         return rms_norm(x, weight, eps)
+
+    def rotate(self, x: Tensor, turns: Tensor) -> None:
+        """As TorchOps.rotate, x [T, heads, D]."""
+        rotate(x, turns)
+
+    def norm_rotate(self, x: Tensor, turns: Tensor, eps: float) -> Tensor:
+        """As TorchOps.norm_rotate, in place."""
+        q_norm_rope(x, turns, eps)
+        return x
+
+    def keep_latent(
+        self, x: Tensor, weight: Tensor, turns: Tensor, pool: Tensor, places: Tensor, eps: float,
+        rounding: Rounding,
+    ) -> None:  # fmt: skip
+        """As TorchOps.keep_latent."""
+        norm_rope_store(x, weight, turns, pool, places, eps, self.faults, rounding.simulated)
+
+    def attend(self, q: Tensor, window: Keys, compressed: Keys | None, sink: Tensor) -> Tensor:
+        """As TorchOps.attend; a row of 0 is no key."""
+        return attend(q, window, compressed, sink, self.faults)
+
+    def close_c4(
+        self, ring: Tensor, pending: Tensor, entries: C4Entries, turns: Tensor, norms: tuple[Tensor, Tensor],
+        eps: float, pools: tuple[Tensor, Tensor], rounding: Rounding,
+    ) -> None:  # fmt: skip
+        """As TorchOps.close_c4."""
+        keys = IndexPool(pools[1], rounded=rounding.simulated)
+        close_c4(ring, pending, entries, turns, *norms, eps, pools[0], keys, self.faults, rounding.simulated)
+
+    def close_c128(
+        self, states: Tensor, pending: Tensor, entries: C128Entries, turns: Tensor, norm: Tensor, eps: float,
+        pool: Tensor, rounding: Rounding,
+    ) -> None:  # fmt: skip
+        """As TorchOps.close_c128."""
+        firsts, counts = entries.rows[:, 0].contiguous(), entries.valid.sum(1)
+        closing = ClosingC128(entries.slots, entries.fresh, firsts, counts, entries.out_rows)
+        close_c128(states, pending, closing, turns, norm, eps, pool, self.faults, rounding.simulated)
+
+    def index_scores(self, q: Tensor, head_weights: Tensor, keys: Keys) -> Tensor:
+        """As TorchOps.index_scores; a row of 0 is no key."""
+        return index_scores(q, head_weights, keys.pool, None, keys.rows, keys.bias, self.faults)
+
+    def select(self, scores: Tensor, count: int) -> Tensor:
+        """As TorchOps.select_in_order."""
+        return select_in_order(scores, count)
+
+    def select_in_order(self, scores: Tensor, count: int) -> Tensor:
+        """As TorchOps.select_in_order."""
+        return select_in_order(scores, count)
 
     def mhc_pre(
         self, streams: Tensor, mhc: MhcWeights, iterations: int, hc_eps: float, eps: float

@@ -14,9 +14,6 @@ from engine.model.rounding import Rounding
 from engine.model.step import Keys, LayerCache, QueryBlocks, StepRows, Turns
 from engine.model.weights import AttentionWeights, IndexerWeights
 
-# Selected entries are gathered for each query once a block's dense scores would be this many times wider.
-DENSE_ENTRIES = 8
-
 
 @dataclass(frozen=True)
 class LayerStep:
@@ -46,12 +43,10 @@ def attention(x: Tensor, weights: AttentionWeights, step: LayerStep) -> Tensor:
     back = step.turns.compressed_back if compressed else step.turns.plain_back
     first = ops.linear(x, weights.w_in)
     lora = ops.rms_norm(first[:, : config.q_lora_rank], weights.q_norm, eps)
-    latent = ops.rms_norm(first[:, config.q_lora_rank :], weights.kv_norm, eps)
     q = ops.linear(lora, weights.wq_b).view(-1, config.num_attention_heads, config.head_dim)
-    q = ops.rms_norm(q, None, eps)
-    ops.rotate(q, turns)
-    ops.rotate(latent.unsqueeze(1), turns)
-    cache.window.index_copy_(0, step.rows.latent_rows, step.rounding.latent(latent))
+    q = ops.norm_rotate(q, turns, eps)
+    latent, places = first[:, config.q_lora_rank :], step.rows.latent_rows
+    ops.keep_latent(latent, weights.kv_norm, turns, cache.window, places, eps, step.rounding)
     if weights.compressor is not None and step.pending is not None:
         pend(x, weights.compressor, step.rows, step.pending, step.ratio, ops)
         close = close_c4 if step.ratio == C4 else close_c128
@@ -92,7 +87,7 @@ def _compressed_keys(
     assert weights.indexer is not None
     scores = _index_scores(x, lora, weights.indexer, block, step)
     chosen = step.ops.select_in_order(scores, topk) if step.in_order else step.ops.select(scores, topk)
-    if block.width > 1 and entries <= DENSE_ENTRIES * topk:
+    if block.width > 1 and entries <= step.ops.dense_entries * topk:
         bias = torch.full_like(every.bias, -torch.inf).scatter_(-1, chosen, 0.0)
         return Keys(cache.c4, every.rows, bias + every.bias)
     rows = every.rows.unsqueeze(1).expand(-1, block.width, -1).gather(-1, chosen)

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from engine.model.config import C4
-from engine.model.ops import TorchOps
 from engine.model.step import StepRows
-from engine.model.weights import CompressorWeights
 
 if TYPE_CHECKING:
     from engine.model.attention import LayerStep
+    from engine.model.ops import TorchOps
+    from engine.model.weights import CompressorWeights
 
 # The running maximum of an empty online state: finite, so that no difference of maxima is a NaN.
 EMPTY_MAX = -1e30
@@ -37,17 +37,9 @@ def close_c4(weights: CompressorWeights, step: LayerStep) -> None:
     assert cache.index is not None
     assert weights.index_norm is not None
     assert step.turns.c4 is not None
-    count, wide = entries.out_rows.shape[0], config.head_dim
-    both = wide + config.index_head_dim
-    source = torch.cat([cache.c4_ring.index_select(0, entries.ring_rows), step.pending])
-    items = source.view(-1, 2 * both).index_select(0, entries.halves.flatten()).view(count, 2 * C4, 2 * both)
-    pooled = ops.pool_windows(items[..., :both], items[..., both:] + entries.bias)
-    main = ops.rms_norm(pooled[:, :wide].to(cache.c4.dtype), weights.norm, config.rms_norm_eps)
-    index = ops.rms_norm(pooled[:, wide:].to(cache.index.dtype), weights.index_norm, config.rms_norm_eps)
-    ops.rotate(main.unsqueeze(1), step.turns.c4)
-    ops.rotate(index.unsqueeze(1), step.turns.c4)
-    cache.c4.index_copy_(0, entries.out_rows, step.rounding.latent(main))
-    cache.index.index_copy_(0, entries.out_rows, step.rounding.index(index))
+    norms, pools = (weights.norm, weights.index_norm), (cache.c4, cache.index)
+    eps = config.rms_norm_eps
+    ops.close_c4(cache.c4_ring, step.pending, entries, step.turns.c4, norms, eps, pools, step.rounding)
 
 
 def close_c128(weights: CompressorWeights, step: LayerStep) -> None:
@@ -57,14 +49,11 @@ def close_c128(weights: CompressorWeights, step: LayerStep) -> None:
         return
     assert cache.c128 is not None
     assert cache.c128_state is not None
+    eps = step.config.rms_norm_eps
     for entries, turns in zip(step.rows.c128, step.turns.c128, strict=True):
-        state = started(cache.c128_state.index_select(0, entries.slots), entries.fresh)
-        rows = step.pending.index_select(0, entries.rows.flatten()).view(*entries.rows.shape, -1)
-        state = ops.fold(state, rows, entries.valid)
-        pooled = (state[:, 2] / state[:, 1]).to(cache.c128.dtype)
-        entry = ops.rms_norm(pooled, weights.norm, step.config.rms_norm_eps)
-        ops.rotate(entry.unsqueeze(1), turns)
-        cache.c128.index_copy_(0, entries.out_rows, step.rounding.latent(entry))
+        ops.close_c128(
+            cache.c128_state, step.pending, entries, turns, weights.norm, eps, cache.c128, step.rounding
+        )
 
 
 def started(state: Tensor, fresh: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """The model's hot arithmetic in plain torch, one method an operation: what native and Triton kernels replace.
 
 A kernel set is an object with the methods of `TorchOps`; subclass it to replace them one at a time. Every
-method is a pure function of its arguments, except that `rotate` works in place and `linear_to` writes `out`.
+method is a pure function of its arguments, except those that say what they write.
 Arithmetic is float32 inside; results have the type of the first argument unless a line says otherwise.
 """
 
@@ -11,16 +11,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from engine.model.attention_ops import AttentionOps
 from engine.model.expert_weights import MoeWeights
 from engine.model.quantised import Weight, plain
-from engine.model.step import Keys
 from engine.model.weights import HeadWeights, MhcWeights
 
-# Scores of one call of index_scores before they are summed over heads: 256 MiB of float32.
-SCORE_ELEMENTS = 1 << 26
 
-
-class TorchOps:
+class TorchOps(AttentionOps):
     """The reference. Shapes: T rows, H hidden, D head width, hc streams, r rotary channels.
 
     name           what logs and metrics call the set
@@ -53,22 +50,6 @@ class TorchOps:
         groups, rank, width = weight.shape
         out = torch.bmm(x.view(-1, groups, width).transpose(0, 1), weight.transpose(1, 2))
         return out.transpose(0, 1).reshape(-1, groups * rank)
-
-    def rms_norm(self, x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
-        """RMSNorm over the last dimension, weight [last] float32 or none; x's type."""
-        return F.rms_norm(x.float(), x.shape[-1:], weight, eps).to(x.dtype)
-
-    def rotate(self, x: Tensor, turns: Tensor) -> None:
-        """Rotates in place pairs (2i, 2i + 1) of the last r channels of x [T, ..., D].
-
-        turns  [T, ..., r / 2] complex64
-        """
-        half = turns.shape[-1]
-        pairs = x[..., -2 * half :].view(*x.shape[:-1], half, 2)
-        if x.dtype == torch.float32:
-            torch.view_as_complex(pairs).mul_(turns)
-        else:
-            pairs.copy_(torch.view_as_real(torch.view_as_complex(pairs.float()) * turns))
 
     def mhc_pre(
         self, streams: Tensor, mhc: MhcWeights, iterations: int, hc_eps: float, eps: float
@@ -115,84 +96,6 @@ class TorchOps:
     def logits(self, streams: Tensor, head: HeadWeights, hc_eps: float, eps: float) -> Tensor:
         """streams [R, hc, H] collapsed, normalised and projected; [R, V] float32."""
         return self.project(self.head_rows(streams, head, hc_eps, eps), head.head)
-
-    def attend(self, q: Tensor, window: Keys, compressed: Keys | None, sink: Tensor) -> Tensor:
-        """One softmax over window keys, compressed keys and the sink; values are the keys.
-
-        q        [blocks, W, heads, D]
-        sink     [heads] float32, an unscaled logit without a value
-        returns  [blocks, W, heads, D]
-        """
-        blocks, width, heads, wide = q.shape
-        parts = [window] if compressed is None else [window, compressed]
-        keys = [part.pool.index_select(0, part.rows.flatten()).view(*part.rows.shape, wide) for part in parts]
-        scores = []
-        for part, own in zip(parts, keys, strict=True):
-            score = torch.bmm(q.view(own.shape[0], -1, wide), own.transpose(1, 2)).float()
-            score = score.view(blocks, width, heads, -1)
-            scores.append(torch.add(part.bias.unsqueeze(2), score, alpha=wide**-0.5))
-        scores.append(sink.view(1, 1, heads, 1).expand(blocks, width, heads, 1))
-        weights = torch.softmax(torch.cat(scores, dim=-1), dim=-1).to(q.dtype)
-        out, first = None, 0
-        for own in keys:
-            share = weights[..., first : first + own.shape[1]].reshape(own.shape[0], -1, own.shape[1])
-            first += own.shape[1]
-            value = torch.bmm(share, own).view(q.shape)
-            out = value if out is None else out + value
-        assert out is not None
-        return out
-
-    def pool_windows(self, latents: Tensor, scores: Tensor) -> Tensor:
-        """Softmax over a window's items, a channel at a time: latents, scores [E, W, C] float32; [E, C]."""
-        return (torch.softmax(scores, dim=1) * latents).sum(1)
-
-    def fold(self, state: Tensor, rows: Tensor, valid: Tensor) -> Tensor:
-        """The online c128 state after more tokens.
-
-        state    [E, 3, D] float32: running maximum, sum of weights, weighted latent; an empty one has sum 0
-        rows     [E, W, 2 D] float32: latent, then score; valid [E, W] bool
-        returns  [E, 3, D]
-        """
-        latent, score = rows.chunk(2, dim=2)
-        score = score.masked_fill(~valid.unsqueeze(2), -torch.inf)
-        top = torch.maximum(state[:, 0], score.amax(1))
-        kept = torch.exp(state[:, 0] - top)
-        weights = torch.exp(score - top.unsqueeze(1))
-        total = state[:, 1] * kept + weights.sum(1)
-        return torch.stack([top, total, state[:, 2] * kept + (weights * latent).sum(1)], dim=1)
-
-    def index_scores(self, q: Tensor, head_weights: Tensor, keys: Keys) -> Tensor:
-        """Lightning-indexer scores.
-
-        q             [blocks, W, heads, Di]
-        head_weights  [blocks, W, heads] float32, constants folded in
-        keys          rows and bias of every entry, shared by a block's queries
-        returns       [blocks, W, N] float32, minus infinity where the bias is
-        """
-        blocks, width, heads, wide = q.shape
-        entries = keys.rows.shape[1]
-        step = max(1, SCORE_ELEMENTS // max(1, width * heads * entries))
-        out = torch.empty(blocks, width, entries, dtype=torch.float32, device=q.device)
-        for first in range(0, blocks, step):
-            some = slice(first, first + step)
-            own = keys.pool.index_select(0, keys.rows[some].flatten()).view(-1, entries, wide)
-            dots = torch.bmm(q[some].reshape(-1, width * heads, wide), own.transpose(1, 2)).float().relu_()
-            weights = head_weights[some].reshape(-1, 1, heads)
-            out[some] = torch.bmm(weights, dots.view(-1, heads, entries)).view(-1, width, entries)
-        return out.add_(keys.bias)
-
-    def select(self, scores: Tensor, count: int) -> Tensor:
-        """Indices of the `count` largest of scores [..., N], in any order; [..., count] int64."""
-        return scores.topk(count, dim=-1, sorted=False).indices
-
-    def select_in_order(self, scores: Tensor, count: int) -> Tensor:
-        """As `select`, of equal scores the earlier one, in ascending order; unseen entries go last.
-
-        Seen entries then stand where they would stand without selection, in whatever company.
-        """
-        chosen = scores.sort(dim=-1, descending=True, stable=True).indices[..., :count]
-        unseen = scores.gather(-1, chosen).isneginf()
-        return torch.where(unseen, scores.shape[-1] - 1, chosen).sort(dim=-1).values
 
     def route(
         self, x: Tensor, token_ids: Tensor, moe: MoeWeights, count: int, scaling: float

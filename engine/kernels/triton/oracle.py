@@ -7,8 +7,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from engine.kernels.triton.formats import AMAX_FLOOR, GROUP
-from engine.model.expert_weights import MoeWeights
-from engine.model.ops import TorchOps
 from engine.model.quant import (
     FP8_MAX,
     ceil_log2,
@@ -16,7 +14,7 @@ from engine.model.quant import (
     dequantise_fp8_blocks,
     power_of_two,
 )
-from engine.model.quantised import Fp4Experts, Fp8Weight, Weight
+from engine.model.quantised import Fp4Experts, Fp8Weight
 
 
 def quantise(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -79,42 +77,3 @@ def run_choices(x: Tensor, ids: Tensor, weights: Tensor, experts: Fp4Experts, li
         act = F.silu(gate.clamp(max=limit)) * up.clamp(-limit, limit) * weights[row, choice].unsqueeze(1)
         out[row, choice] = (rounded(act.bfloat16()) @ w2.t()).bfloat16().float()
     return out
-
-
-class OracleOps(TorchOps):
-    """The model's operations on quantised weights in plain torch, with the roundings of the kernel set."""
-
-    name = "oracle"
-    keeps = True
-
-    def linear(self, x: Tensor, weight: Weight) -> Tensor:
-        """As TritonOps.linear."""
-        if not isinstance(weight, Fp8Weight):
-            return super().linear(x, weight)
-        return linear(rounded(x), weight).to(torch.bfloat16)
-
-    def project(self, x: Tensor, weight: Tensor) -> Tensor:
-        """As TorchOps.project."""
-        return F.linear(x.float(), weight.float())
-
-    def linear_to(self, x: Tensor, weight: Tensor, bias: Tensor, out: Tensor) -> None:
-        """As TorchOps.linear_to."""
-        torch.add(self.project(x, weight), bias, out=out)
-
-    def group_linear(self, x: Tensor, weight: Weight) -> Tensor:
-        """As TritonOps.group_linear."""
-        if not isinstance(weight, Fp8Weight):
-            return super().group_linear(x, weight)
-        return linear(x, weight).to(torch.bfloat16)
-
-    def experts(self, x: Tensor, ids: Tensor, weights: Tensor, moe: MoeWeights, limit: float) -> Tensor:
-        """As TritonOps.experts."""
-        if not isinstance(moe.routed, Fp4Experts):
-            return super().experts(x, ids, weights, moe, limit)
-        return run_experts(x, ids, weights, moe.routed, limit)
-
-    def expert_rows(self, x: Tensor, ids: Tensor, weights: Tensor, moe: MoeWeights, limit: float) -> Tensor:
-        """As TritonOps.expert_rows."""
-        if not isinstance(moe.routed, Fp4Experts):
-            return super().expert_rows(x, ids, weights, moe, limit)
-        return run_choices(x, ids, weights, moe.routed, limit).to(torch.bfloat16)

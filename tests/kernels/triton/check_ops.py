@@ -9,11 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from bench.step_parity import FAR, Differs, judged, rows_apart
+from bench.step_compared import PURE, WRITING, ComparedOps
+from bench.step_parity import FAR, OPERATION, Differs, judged, rows_apart, with_operations
 from engine.config import Settings
 from engine.errors import ConfigError
 from engine.kernel_sets import operations
 from engine.kernels.triton import head, oracle, quantise
+from engine.kernels.triton.oracle_ops import OracleOps
 from engine.kernels.triton_ops import TritonOps, check_device
 from engine.memory.pools import KVState
 from engine.messages import RunStep
@@ -31,7 +33,7 @@ from tests.kernels.triton.cases import DEVICE, distance, seeded, values
 
 FIELDS: dict[str, Any] = {
     "model_type": "deepseek_v4", "vocab_size": 256, "hidden_size": 256, "moe_intermediate_size": 128,
-    "num_hidden_layers": 3, "num_attention_heads": 4, "head_dim": 128, "qk_rope_head_dim": 64,
+    "num_hidden_layers": 3, "num_attention_heads": 2, "head_dim": 512, "qk_rope_head_dim": 64,
     "q_lora_rank": 128, "o_groups": 2, "o_lora_rank": 128, "n_routed_experts": 8, "num_experts_per_tok": 2,
     "n_shared_experts": 1, "compress_ratios": [0, 4, 128], "num_hash_layers": 1, "sliding_window": 128,
     "index_n_heads": 4, "index_head_dim": 128, "index_topk": 8, "hc_mult": 4, "hc_sinkhorn_iters": 4,
@@ -71,30 +73,42 @@ def state(config: ModelConfig) -> KVState:
 def test_a_model_by_kernels_is_the_model_by_torch() -> None:
     """Layers of every ratio, hashed and learned routing; the step closes c4 and c128 windows and selects."""
     config = ModelConfig.from_dict(FIELDS)
-    plain, kernels, held = model(oracle.OracleOps(), config), model(TritonOps(), config), state(config)
-    prompt = plan_step(held, step([0, 0], [125, 70], 1), plain)
-    commit_step(plain, held, prompt, forward(plain, held, prompt).pending)
-    plan = plan_step(held, step([125, 70], [3, 2], 2), kernels, every_logit=True)
+    plain, kernels, held = OracleOps(), model(TritonOps(torch.device(DEVICE)), config), state(config)
+    own = kernels.ops
+    with_operations(kernels, plain)
+    prompt = plan_step(held, step([0, 0], [126, 71], 1), kernels)
+    commit_step(kernels, held, prompt, forward(kernels, held, prompt).pending)
+    plan = plan_step(held, step([126, 71], [2, 1], 2), kernels, every_logit=True)
     assert plan.rows.c4 is not None
     assert len(plan.rows.c128) == 1
-    # A forward commits nothing, so both begin at the same state.
-    wanted, out = forward(plain, held, plan), forward(kernels, held, plan)
-    assert len(rows_apart(out, wanted)) == 5 * 3
+    # A forward commits nothing, so all begin at the same state.
+    wanted = forward(kernels, held, plan)
+    compared = ComparedOps(own, plain)
+    forward(with_operations(kernels, compared), held, plan)
+    own.check()
+    every = {*PURE, *WRITING, "norm_rotate", "route", "select"} - {"collapse", "expert_rows", "join_choices"}
+    assert compared.calls.keys() == every
+    assert max(compared.worst.values()) < OPERATION, compared.worst
+    out = forward(with_operations(kernels, own), held, plan)
+    assert len(rows_apart(out, wanted)) == 3 * 3
     assert judged(out, wanted)["largest"] < FAR
-    pending = Pending(1.1 * out.pending.c4, 1.1 * out.pending.c128, out.pending.taps)
+    pending = Pending(1.3 * out.pending.c4, 1.3 * out.pending.c128, out.pending.taps)
     with pytest.raises(Differs):
         judged(StepOutput(out.logits, pending), wanted)
 
 
 def test_experts_of_another_rank_leave_zero_rows() -> None:
     config = ModelConfig.from_dict(FIELDS)
-    moe, ops = model(TritonOps(), config).layers[1].weights.moe, TritonOps()
+    moe, ops = (
+        model(TritonOps(torch.device(DEVICE)), config).layers[1].weights.moe,
+        TritonOps(torch.device(DEVICE)),
+    )
     x, weights = values(1, 5, 256), torch.rand(5, 2, generator=seeded(1), device=DEVICE)
     ids = torch.tensor([[0, -3], [9, 8], [1, 7], [-1, -1], [5, 6]], device=DEVICE, dtype=torch.int32)
     out = ops.expert_rows(x, ids, weights, moe, 10.0)
     outside = (ids < 0) | (ids >= 8)
     assert not out[outside].any()
-    assert distance(out, oracle.OracleOps().expert_rows(x, ids.long(), weights, moe, 10.0)) < 6e-3
+    assert distance(out, OracleOps().expert_rows(x, ids.long(), weights, moe, 10.0)) < 6e-3
     shared = values(2, 3, 256)
     other = torch.zeros_like(out)
     other[0, 1] = out[0, 0]
@@ -102,7 +116,7 @@ def test_experts_of_another_rank_leave_zero_rows() -> None:
     joined = ops.join_choices(parts, shared)
     assert joined.dtype == BF16
     assert distance(joined, TorchOps().join_choices(parts, shared)) < 4e-3
-    both = ops.shared_expert(x, moe, 10.0), oracle.OracleOps().shared_expert(x, moe, 10.0)
+    both = ops.shared_expert(x, moe, 10.0), OracleOps().shared_expert(x, moe, 10.0)
     assert distance(*both) < 6e-3
 
 
@@ -115,7 +129,7 @@ def test_collapse_with_and_without_norm(rows: int) -> None:
 
     own = HeadWeights(drawn(4, 4 * 192) / 28, drawn(4), drawn(1), drawn(192), drawn(1, 1))
     streams = drawn(rows, 4, 192).to(BF16)
-    out, wanted = TritonOps(), TorchOps()
+    out, wanted = TritonOps(torch.device(DEVICE)), TorchOps()
     for name in ("collapse", "head_rows"):
         got = getattr(out, name)(streams, own, 1e-6, 1e-6)
         right = getattr(wanted, name)(streams, own, 1e-6, 1e-6)

@@ -1,0 +1,107 @@
+"""Two kernel sets on the same inputs, operation by operation, through a whole forward.
+
+The forward goes on with what is right, so that one operation's rounding isn't taken for another's fault.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from engine.model.ops import TorchOps
+
+PURE = (
+    "linear", "project", "group_linear", "rms_norm", "mhc_pre", "mhc_post", "collapse", "head_rows", "attend",
+    "index_scores", "experts", "expert_rows", "join_choices", "shared_expert",
+)  # fmt: skip
+WRITING = {"linear_to": 3, "rotate": 0, "keep_latent": 3, "close_c4": 6, "close_c128": 6}
+"""Place of the argument that an operation writes."""
+SELECTING = ("select", "select_in_order")
+
+
+class ComparedOps(TorchOps):
+    """Each call runs on both sets; `own` is judged by `right`, whose result counts.
+
+    worst  by operation the largest distance of one call: norm of the difference over the norm
+    calls  by operation
+    """
+
+    name = "compared"
+
+    def __init__(self, own: TorchOps, right: TorchOps) -> None:
+        self.own, self.right = own, right
+        self.keeps, self.dense_entries = own.keeps, own.dense_entries
+        self.worst: dict[str, float] = {}
+        self.calls: dict[str, int] = {}
+        for name in PURE:
+            setattr(self, name, self._pure(name))
+        for name, place in WRITING.items():
+            setattr(self, name, self._writing(name, place))
+        for name in SELECTING:
+            setattr(self, name, self._selecting(name))
+
+    def norm_rotate(self, x: Tensor, turns: Tensor, eps: float) -> Tensor:
+        """As TorchOps.norm_rotate."""
+        own, right = (ops.norm_rotate(x.clone(), turns, eps) for ops in (self.own, self.right))
+        self._note("norm_rotate", own, right)
+        return right
+
+    def route(
+        self, x: Tensor, token_ids: Tensor, moe: Any, count: int, scaling: float
+    ) -> tuple[Tensor, Tensor]:
+        """As TorchOps.route; compared by the weight that each expert gets."""
+        both = [ops.route(x, token_ids, moe, count, scaling) for ops in (self.own, self.right)]
+        spread = [
+            torch.zeros(len(x), len(moe.gate), device=x.device).scatter_(1, ids.long(), weights)
+            for ids, weights in both
+        ]
+        self._note("route", *spread)
+        return both[1]
+
+    def _pure(self, name: str) -> Callable[..., Any]:
+        def call(*args: Any) -> Any:
+            own, right = (getattr(ops, name)(*args) for ops in (self.own, self.right))
+            pairs = zip(own, right, strict=True) if isinstance(right, tuple) else [(own, right)]
+            for pair in pairs:
+                self._note(name, *pair)
+            return right
+
+        return call
+
+    def _writing(self, name: str, place: int) -> Callable[..., None]:
+        def call(*args: Any) -> None:
+            target = args[place]
+            targets = target if isinstance(target, tuple) else (target,)
+            copies = tuple(tensor.clone() for tensor in targets)
+            own = list(args)
+            own[place] = copies if isinstance(target, tuple) else copies[0]
+            getattr(self.own, name)(*own)
+            getattr(self.right, name)(*args)
+            rows = None
+            if name == "keep_latent":
+                rows = args[4]
+            elif name.startswith("close"):
+                rows = args[2].out_rows
+            for copy, tensor in zip(copies, targets, strict=True):
+                self._note(name, *((copy, tensor) if rows is None else (copy[rows], tensor[rows])))
+
+        return call
+
+    def _selecting(self, name: str) -> Callable[..., Tensor]:
+        def call(scores: Tensor, count: int) -> Tensor:
+            own, right = (getattr(ops, name)(scores, count) for ops in (self.own, self.right))
+            chosen = [scores.gather(-1, ids).sort(dim=-1).values for ids in (own, right)]
+            self._note(name, *chosen)
+            return right
+
+        return call
+
+    def _note(self, name: str, own: Tensor, right: Tensor) -> None:
+        # What isn't seen is minus infinity on both sides, or one of them is wrong by far.
+        own, right = (t.double().nan_to_num(nan=torch.inf, neginf=-1e6) for t in (own, right))
+        apart = float((own - right).norm() / right.norm().clamp_min(1e-30)) if right.numel() else 0.0
+        self.worst[name] = max(self.worst.get(name, 0.0), apart)
+        self.calls[name] = self.calls.get(name, 0) + 1

@@ -1,0 +1,178 @@
+"""The arithmetic of attention in plain torch: heads, caches, compressed entries, the indexer.
+
+Arithmetic is float32 inside; results have the type of the first argument unless a line says otherwise.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from engine.model.compressor import started
+from engine.model.config import C4
+from engine.model.rounding import Rounding
+from engine.model.step import C4Entries, C128Entries, Keys
+
+# Scores of one call of index_scores before they are summed over heads: 256 MiB of float32.
+SCORE_ELEMENTS = 1 << 26
+
+
+class AttentionOps:
+    """The part of `TorchOps` that attention alone uses, and the norm.
+
+    dense_entries  a block's queries look at all entries, most of them masked, up to this many times as many
+                   as are selected; beyond it each query's selected ones are looked up
+    """
+
+    dense_entries = 8
+
+    def check(self) -> None:
+        """Waits for the device. raises PageAccounting where a kernel has met indices outside by now"""
+
+    def rms_norm(self, x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
+        """RMSNorm over the last dimension, weight [last] float32 or none; x's type."""
+        return F.rms_norm(x.float(), x.shape[-1:], weight, eps).to(x.dtype)
+
+    def rotate(self, x: Tensor, turns: Tensor) -> None:
+        """Rotates in place pairs (2i, 2i + 1) of the last r channels of x [T, ..., D].
+
+        turns  [T, ..., r / 2] complex64
+        """
+        half = turns.shape[-1]
+        pairs = x[..., -2 * half :].view(*x.shape[:-1], half, 2)
+        if x.dtype == torch.float32:
+            torch.view_as_complex(pairs).mul_(turns)
+        else:
+            pairs.copy_(torch.view_as_real(torch.view_as_complex(pairs.float()) * turns))
+
+    def norm_rotate(self, x: Tensor, turns: Tensor, eps: float) -> Tensor:
+        """RMSNorm of each head x [T, heads, D] without weight, then `rotate`; perhaps in x's memory."""
+        x = self.rms_norm(x, None, eps)
+        self.rotate(x, turns)
+        return x
+
+    def keep_latent(
+        self, x: Tensor, weight: Tensor, turns: Tensor, pool: Tensor, places: Tensor, eps: float,
+        rounding: Rounding,
+    ) -> None:  # fmt: skip
+        """Writes latents x [T, D], normalised, rotated and rounded, to rows `places` [T] int64 of a pool."""
+        latent = self.rms_norm(x, weight, eps)
+        self.rotate(latent.unsqueeze(1), turns)
+        pool.index_copy_(0, places, rounding.latent(latent))
+
+    def attend(self, q: Tensor, window: Keys, compressed: Keys | None, sink: Tensor) -> Tensor:
+        """One softmax over window keys, compressed keys and the sink; values are the keys.
+
+        q        [blocks, W, heads, D]
+        sink     [heads] float32, an unscaled logit without a value
+        returns  [blocks, W, heads, D]
+        """
+        blocks, width, heads, wide = q.shape
+        parts = [window] if compressed is None else [window, compressed]
+        keys = [part.pool.index_select(0, part.rows.flatten()).view(*part.rows.shape, wide) for part in parts]
+        scores = []
+        for part, own in zip(parts, keys, strict=True):
+            score = torch.bmm(q.view(own.shape[0], -1, wide), own.transpose(1, 2)).float()
+            score = score.view(blocks, width, heads, -1)
+            scores.append(torch.add(part.bias.unsqueeze(2), score, alpha=wide**-0.5))
+        scores.append(sink.view(1, 1, heads, 1).expand(blocks, width, heads, 1))
+        weights = torch.softmax(torch.cat(scores, dim=-1), dim=-1).to(q.dtype)
+        out, first = None, 0
+        for own in keys:
+            share = weights[..., first : first + own.shape[1]].reshape(own.shape[0], -1, own.shape[1])
+            first += own.shape[1]
+            value = torch.bmm(share, own).view(q.shape)
+            out = value if out is None else out + value
+        assert out is not None
+        return out
+
+    def pool_windows(self, latents: Tensor, scores: Tensor) -> Tensor:
+        """Softmax over a window's items, a channel at a time: latents, scores [E, W, C] float32; [E, C]."""
+        return (torch.softmax(scores, dim=1) * latents).sum(1)
+
+    def fold(self, state: Tensor, rows: Tensor, valid: Tensor) -> Tensor:
+        """The online c128 state after more tokens.
+
+        state    [E, 3, D] float32: running maximum, sum of weights, weighted latent; an empty one has sum 0
+        rows     [E, W, 2 D] float32: latent, then score; valid [E, W] bool
+        returns  [E, 3, D]
+        """
+        latent, score = rows.chunk(2, dim=2)
+        score = score.masked_fill(~valid.unsqueeze(2), -torch.inf)
+        top = torch.maximum(state[:, 0], score.amax(1))
+        kept = torch.exp(state[:, 0] - top)
+        weights = torch.exp(score - top.unsqueeze(1))
+        total = state[:, 1] * kept + weights.sum(1)
+        return torch.stack([top, total, state[:, 2] * kept + (weights * latent).sum(1)], dim=1)
+
+    def close_c4(
+        self, ring: Tensor, pending: Tensor, entries: C4Entries, turns: Tensor, norms: tuple[Tensor, Tensor],
+        eps: float, pools: tuple[Tensor, Tensor], rounding: Rounding,
+    ) -> None:  # fmt: skip
+        """Writes the c4 and index entries of windows that close to their pools.
+
+        ring     [S 8, 4 (D + Di)] float32, pending [T, 4 (D + Di)] float32
+        turns    [E, 1, r / 2] complex64, at the entries' positions
+        norms    [D] and [Di] float32; pools [P, D] and [P, Di]
+        """
+        count, wide = entries.out_rows.shape[0], norms[0].shape[0]
+        both = wide + norms[1].shape[0]
+        source = torch.cat([ring.index_select(0, entries.ring_rows), pending])
+        items = source.view(-1, 2 * both).index_select(0, entries.halves.flatten())
+        items = items.view(count, 2 * C4, 2 * both)
+        pooled = self.pool_windows(items[..., :both], items[..., both:] + entries.bias)
+        main = self.rms_norm(pooled[:, :wide].to(pools[0].dtype), norms[0], eps)
+        index = self.rms_norm(pooled[:, wide:].to(pools[1].dtype), norms[1], eps)
+        self.rotate(main.unsqueeze(1), turns)
+        self.rotate(index.unsqueeze(1), turns)
+        pools[0].index_copy_(0, entries.out_rows, rounding.latent(main))
+        pools[1].index_copy_(0, entries.out_rows, rounding.index(index))
+
+    def close_c128(
+        self, states: Tensor, pending: Tensor, entries: C128Entries, turns: Tensor, norm: Tensor, eps: float,
+        pool: Tensor, rounding: Rounding,
+    ) -> None:  # fmt: skip
+        """Writes the c128 entries of windows that close to their pool [P, D]; states [S, 3, D] stay.
+
+        pending  [T, 2 D] float32; turns [E, 1, r / 2] complex64, at the entries' positions
+        """
+        state = started(states.index_select(0, entries.slots), entries.fresh)
+        rows = pending.index_select(0, entries.rows.flatten()).view(*entries.rows.shape, -1)
+        state = self.fold(state, rows, entries.valid)
+        entry = self.rms_norm((state[:, 2] / state[:, 1]).to(pool.dtype), norm, eps)
+        self.rotate(entry.unsqueeze(1), turns)
+        pool.index_copy_(0, entries.out_rows, rounding.latent(entry))
+
+    def index_scores(self, q: Tensor, head_weights: Tensor, keys: Keys) -> Tensor:
+        """Lightning-indexer scores.
+
+        q             [blocks, W, heads, Di]
+        head_weights  [blocks, W, heads] float32, constants folded in
+        keys          rows and bias of every entry, shared by a block's queries
+        returns       [blocks, W, N] float32, minus infinity where the bias is
+        """
+        blocks, width, heads, wide = q.shape
+        entries = keys.rows.shape[1]
+        step = max(1, SCORE_ELEMENTS // max(1, width * heads * entries))
+        out = torch.empty(blocks, width, entries, dtype=torch.float32, device=q.device)
+        for first in range(0, blocks, step):
+            some = slice(first, first + step)
+            own = keys.pool.index_select(0, keys.rows[some].flatten()).view(-1, entries, wide)
+            dots = torch.bmm(q[some].reshape(-1, width * heads, wide), own.transpose(1, 2)).float().relu_()
+            weights = head_weights[some].reshape(-1, 1, heads)
+            out[some] = torch.bmm(weights, dots.view(-1, heads, entries)).view(-1, width, entries)
+        return out.add_(keys.bias)
+
+    def select(self, scores: Tensor, count: int) -> Tensor:
+        """Indices of the `count` largest of scores [..., N], in any order; [..., count] int64."""
+        return scores.topk(count, dim=-1, sorted=False).indices
+
+    def select_in_order(self, scores: Tensor, count: int) -> Tensor:
+        """As `select`, of equal scores the earlier one, in ascending order; unseen entries go last.
+
+        Seen entries then stand where they would stand without selection, in whatever company.
+        """
+        chosen = scores.sort(dim=-1, descending=True, stable=True).indices[..., :count]
+        unseen = scores.gather(-1, chosen).isneginf()
+        return torch.where(unseen, scores.shape[-1] - 1, chosen).sort(dim=-1).values
