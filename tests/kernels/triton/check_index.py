@@ -15,8 +15,8 @@ from engine.kernels.triton.select_entries import select_in_order, select_rows
 from engine.model.ops import TorchOps
 from tests.kernels.triton.cases import DEVICE, distance, seeded
 
-FP32 = 1e-5
-"""Float32 sums in another order; products of bfloat16 and of FP8 are exact."""
+FP32, FP8 = 1e-5, 1e-3
+"""Float32 sums in another order, of products that are exact; the matrix unit keeps 14 bits of sums in FP8."""
 ROUNDED = 1e-2
 """As FP32, with a rounding to FP4 or FP8 that falls to the other side for one value in hundreds."""
 POOL_ROWS = 300
@@ -49,11 +49,11 @@ class Scored:
         return oracle.index_scores(self.q, self.weights, self.keys, self.scales, self.rows, seen)
 
 
-def same(out: Tensor, wanted: Tensor) -> bool:
+def same(out: Tensor, wanted: Tensor, tolerance: float = FP32) -> bool:
     """Minus infinity at the same places, and the rest within the tolerance."""
     unseen = wanted.isneginf()
     alike = torch.equal(out.isneginf(), unseen)
-    return alike and distance(out.masked_fill(unseen, 0), wanted.masked_fill(unseen, 0)) < FP32
+    return alike and distance(out.masked_fill(unseen, 0), wanted.masked_fill(unseen, 0)) < tolerance
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float8_e4m3fn])
@@ -74,7 +74,7 @@ def test_scores(
     for seen in (case.counts, case.bias):
         out = case.scores(seen, shape, faults)
         assert out.shape == (blocks, width, entries)
-        assert same(out, case.wanted(seen))
+        assert same(out, case.wanted(seen), FP8 if case.scales is not None else FP32)
     assert int(faults) == 0
 
 
