@@ -66,10 +66,20 @@ class AttendShape:
     stages: int
 
 
-MANY = {torch.bfloat16: AttendShape(64, 32, 0, 8, 5), torch.uint8: AttendShape(64, 64, 0, 8, 5)}
-FEW = {torch.bfloat16: AttendShape(16, 64, 0, 8, 5), torch.uint8: AttendShape(16, 32, 0, 4, 5)}
+COMPARED = AttendShape(16, 32, 0, 8, 2)
+MANY = {
+    torch.bfloat16: AttendShape(64, 32, 0, 8, 5),
+    torch.uint8: AttendShape(64, 64, 0, 8, 5),
+    torch.float32: COMPARED,
+}
+FEW = {
+    torch.bfloat16: AttendShape(16, 64, 0, 8, 5),
+    torch.uint8: AttendShape(16, 32, 0, 4, 5),
+    torch.float32: COMPARED,
+}
 """By the pool's type, the largest cuts that hold on compute capability 9.0: registers don't spill, or hardly,
-and shared memory has room for keys that are copied a whole tile ahead, which takes five stages."""
+and shared memory has room for keys that are copied a whole tile ahead, which takes five stages. float32 is
+for comparisons, and spills whatever the cut."""
 
 
 def shape_for(queries: int, heads: int, columns: int, kept: torch.dtype, processors: int) -> AttendShape:
@@ -77,10 +87,8 @@ def shape_for(queries: int, heads: int, columns: int, kept: torch.dtype, process
 
     Where queries fill the device, a program has as many heads as fill the matrix unit, and all keys. Where
     they don't, the keys are parted; where they are very few, heads are too. Deterministic modes pass one
-    fixed cut for all steps instead. float32, which is for comparisons, spills registers with any cut.
+    fixed cut for all steps instead, such as MANY's.
     """
-    if kept == torch.float32:
-        return AttendShape(16, 32, 0, 8, 2)
     few = queries * triton.cdiv(heads, 16) * 4 <= processors or heads <= 16
     cut = FEW[kept] if few else MANY[kept]
     programs = queries * triton.cdiv(heads, cut.heads)
