@@ -132,7 +132,8 @@ COUNTERS = {
     "spec_cap_trimmed_total": Series("drafted tokens for which a request had no page or no length left"),
     "spec_steps_total": Series("steps by what they drafted", {"kind": ("none", "plain", "draft", "probe")}),
     "spec_rows_truncated_total": Series(
-        "rounds whose last tokens came after their request's end", {"reason": ("stop", "max_tokens")}
+        "rounds whose last tokens, or verified rows, came after their request's end",
+        {"reason": ("grammar_end", "stop", "max_tokens")},
     ),
     "spec_phase_seconds_total": Series(
         "seconds of rounds on the device", {"phase": ("draft", "verify", "commit")}

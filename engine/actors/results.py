@@ -28,7 +28,7 @@ class Results:
 
     eos_ids        token ids that end a request unless it ignores them
     window_tokens  attention window: how far back a row reads window pages
-    cut            requests whose last tokens came after their end, by cause; for the metrics
+    cut            requests whose last tokens or verified rows came after their end, by cause; for the metrics
     """
 
     def __init__(self, requests: Requests, rank: int, eos_ids: tuple[int, ...], window_tokens: int) -> None:
@@ -36,7 +36,7 @@ class Results:
         self.rank = rank
         self.eos_ids = eos_ids
         self.window_tokens = window_tokens
-        self.cut = {"stop": 0, "max_tokens": 0}
+        self.cut = {"grammar_end": 0, "stop": 0, "max_tokens": 0}
 
     def commit(self, batch: Batch, done: StepDone) -> StepOut | None:
         """Takes in the results of this batch, whose rows aren't in flight with it any more.
@@ -62,6 +62,10 @@ class Results:
         if over.size:
             r.fire("Over", rows[over], End(finish[over]))
             self._note_cut(finish[over[counts[over] > kept.counts[over]]])
+        if done.ended and done.verified:
+            # The device has dropped what it verified behind the ends of grammars.
+            behind = np.frombuffer(done.verified, np.uint8) > counts
+            self.cut["grammar_end"] += int(np.count_nonzero(behind & _flags(done.ended)))
         if done.lengths:
             self._settle_lengths(batch, done)
         self._leave_pages_behind(batch)
@@ -86,7 +90,7 @@ class Results:
         nth = np.arange(1, tokens.size + 1) - firsts[places]
         codes = self._finish(rows[places], nth, tokens)
         if grammars:
-            over = np.frombuffer(grammars, np.uint8) != 0
+            over = _flags(grammars)
             codes[(firsts + counts - 1)[over]] = STOP_EOS
         kept = counts.copy()
         ends = np.flatnonzero(codes)
@@ -163,6 +167,11 @@ class Results:
             verified=verified,
             accepted=accepted,
         )
+
+
+def _flags(column: bytes) -> Live:
+    """bool[B] of a column uint8[B]."""
+    return np.frombuffer(column, np.uint8) != 0
 
 
 def _drafts(batch: Batch, done: StepDone, told: Live) -> tuple[bytes, bytes]:

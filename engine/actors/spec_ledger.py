@@ -135,7 +135,7 @@ class SpecLedger:
     def figures(self, cut: dict[str, int]) -> dict[str, float]:
         """All figures by name, as in Ledger.
 
-        cut  rounds whose last tokens came after their request's end, by cause
+        cut  rounds whose last tokens, or verified rows, came after their request's end, by cause
         """
         figures: dict[str, float] = {f"spec_{name}": mean for name, mean in self.means.items()}
         figures |= {f"spec_{name}_total": total for name, total in self.totals.items()}

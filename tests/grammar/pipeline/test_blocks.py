@@ -64,6 +64,7 @@ def test_a_grammar_that_ends_within_a_block_keeps_its_last_token_and_nothing_beh
     assert ending[0].counts == bytes([3])
     assert ending[0].verified == bytes([BLOCK + 1])
     assert np.frombuffer(ending[0].lengths, np.int32).tolist() == [1 + 3]
+    assert served.rank._results.cut == {"grammar_end": 1, "stop": 0, "max_tokens": 0}
     for done in served.done[served.done.index(ending[0]) + 1 :]:
         assert not any(done.counts)
     served.close()
