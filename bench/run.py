@@ -30,6 +30,7 @@ NAMES = {
     "cost-table": "what steps cost by requests and rows; saved for servers of this machine and model",
     "lossless": "greedy text with drafts is that of plain decoding, token for token",
     "grammar": "answers constrained by schemas: all valid, and throughput against free text",
+    "grammar-fuzz": "nearly right schemas, patterns, grammars and tags through gate and compiler, judged",
     "lifecycle": "a killed rank to its client's error, a signal to the exit, probes under full load",
     "step": "a whole forward at V4-Flash's widths against its floor, on one or two NVIDIA devices",
     "traffic": "several ranks as one engine against one rank alone, answer for answer",
@@ -70,6 +71,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tokens", type=int, default=200, help="lossless: of each answer (default 200)")
     parser.add_argument("--requests", type=int, default=10_000, help="traffic: how many (default 10000)")
     add_step_arguments(parser)
+    parser.add_argument("--minutes", type=float, default=10.0, help="grammar-fuzz: how long (default 10)")
+    parser.add_argument("--seed", type=int, default=1, help="grammar-fuzz: of its cases (default 1)")
     parser.add_argument(
         "--quick", action="store_true", help="fewer repetitions, for a smoke test; not for quoting"
     )

@@ -3,49 +3,20 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
 from engine.grammar.gate import charset
 from engine.grammar.gate.charset import Ranges
+from engine.grammar.gate.minimal import Row, minimal
 from engine.grammar.gate.refusals import GrammarRefused
+from engine.grammar.gate.work import MAX_WORK, spend
 
 MAX_STATES = 1500
 MAX_RAW_STATES = 8_000
 MAX_NFA = 12_000
-MAX_WORK = 200_000
-"""Steps that all automata of one request may take to build: a few seconds."""
-
-_work: ContextVar[list[int] | None] = ContextVar("work", default=None)
-
-
-@contextmanager
-def bounded_work() -> Iterator[None]:
-    """Within it, automata are built for MAX_WORK steps; then GrammarRefused, as for references too deep."""
-    token = _work.set([MAX_WORK])
-    try:
-        yield
-    except RecursionError as error:
-        raise GrammarRefused("references or branches are nested too deeply") from error
-    finally:
-        _work.reset(token)
-
-
-def spend(steps: int) -> None:
-    """Takes steps from what the request may need. Raises GrammarRefused where there are none left."""
-    left = _work.get()
-    if left is not None:
-        left[0] -= steps
-        if left[0] < 0:
-            raise GrammarRefused(f"its patterns and numbers need automata of more than {MAX_WORK} steps")
-
-
 State = TypeVar("State", bound=Hashable)
-Row = tuple[tuple[int, int, int], ...]
-"""(first, last, target) of one state, sorted; a character in no range leads nowhere."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,63 +100,10 @@ def explore(
             entries.append((low, high, numbers[target]))
         spend(1 + len(entries))
         rows.append(entries)
-    found = minimal(rows, [accepts(state) for state in states])
+    found = Dfa(*minimal(rows, [accepts(state) for state in states]))
     if len(found.rows) > MAX_STATES:
         raise GrammarRefused(f"an automaton of {len(found.rows)} states is needed, more than {MAX_STATES}")
     return found
-
-
-def minimal(rows: list[list[tuple[int, int, int]]], accepting: list[bool]) -> Dfa:
-    """Equal states merged (Moore), dead states dropped."""
-    # Equal states are equally far from an end: classes by distance spare most rounds of long counters.
-    classes = _distances(rows, accepting)
-    rows = [[entry for entry in row if classes[entry[2]] >= 0] for row in rows]
-    count = len(set(classes))
-    while True:
-        spend(len(rows) // 4)
-        seen: dict[tuple[int, Row], int] = {}
-        classes = [
-            seen.setdefault((classes[i], _joined(row, classes)), len(seen)) for i, row in enumerate(rows)
-        ]
-        if len(seen) == count:
-            break
-        count = len(seen)
-    order = {classes[0]: 0}
-    members = [0]
-    for member in members:
-        for _, _, target in rows[member]:
-            if classes[target] not in order:
-                order[classes[target]] = len(members)
-                members.append(target)
-    named = [order.get(one, 0) for one in classes]
-    return Dfa(tuple(_joined(rows[m], named) for m in members), tuple(accepting[m] for m in members))
-
-
-def _distances(rows: list[list[tuple[int, int, int]]], accepting: list[bool]) -> list[int]:
-    """Characters from each state to the nearest end; -1 where there is none."""
-    before: list[list[int]] = [[] for _ in rows]
-    for source, row in enumerate(rows):
-        for _, _, target in row:
-            before[target].append(source)
-    distances = [0 if flag else -1 for flag in accepting]
-    todo = [i for i, flag in enumerate(accepting) if flag]
-    for state in todo:
-        for source in before[state]:
-            if distances[source] < 0:
-                distances[source] = distances[state] + 1
-                todo.append(source)
-    return distances
-
-
-def _joined(row: Sequence[tuple[int, int, int]], classes: list[int]) -> Row:
-    """The row with classes for targets, neighbours merged."""
-    merged: list[tuple[int, int, int]] = []
-    for low, high, target in sorted(row):
-        if merged and merged[-1][2] == classes[target] and merged[-1][1] + 1 == low:
-            merged[-1] = (merged[-1][0], high, classes[target])
-        else:
-            merged.append((low, high, classes[target]))
-    return tuple(merged)
 
 
 def conjunction(parts: Sequence[tuple[Dfa, bool]]) -> Dfa:
@@ -233,4 +151,4 @@ def without(dfa: Dfa, ranges: Ranges) -> Dfa:
         ]
         for row in dfa.rows
     ]
-    return minimal(rows, list(dfa.accepting))
+    return Dfa(*minimal(rows, list(dfa.accepting)))

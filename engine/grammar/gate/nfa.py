@@ -6,10 +6,11 @@ import itertools
 from collections.abc import Iterable, Iterator
 
 from engine.grammar.gate import charset
-from engine.grammar.gate.automaton import MAX_NFA, Dfa, explore, spend
+from engine.grammar.gate.automaton import MAX_NFA, Dfa, explore
 from engine.grammar.gate.charset import Ranges
 from engine.grammar.gate.pattern import Chars, Edge, Either, Repeat, Seq, Tree
 from engine.grammar.gate.refusals import GrammarRefused
+from engine.grammar.gate.work import spend
 
 
 class _Nfa:

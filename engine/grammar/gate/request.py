@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from engine.grammar.gate.automaton import bounded_work
 from engine.grammar.gate.ebnf import ebnf_grammar
 from engine.grammar.gate.jsontext import LIMITS, Limits
 from engine.grammar.gate.layout import Whitespace
@@ -14,6 +13,7 @@ from engine.grammar.gate.refusals import GrammarRefused
 from engine.grammar.gate.schema import object_grammar, schema_grammar
 from engine.grammar.gate.tags import tag_grammar
 from engine.grammar.gate.texts import choice_grammar, regex_grammar
+from engine.grammar.gate.work import bounded_work
 from engine.grammar.key import GrammarKey
 
 ANY_JSON = "$$ANY$$"

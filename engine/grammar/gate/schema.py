@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from engine.grammar.gate import jsontext
-from engine.grammar.gate.automaton import bounded_work
 from engine.grammar.gate.document import Document
 from engine.grammar.gate.ebnf_text import Rules
 from engine.grammar.gate.expansion import Expansion
 from engine.grammar.gate.jsontext import LIMITS, Limits
 from engine.grammar.gate.layout import LAYOUTS, WS_RULE, Whitespace
 from engine.grammar.gate.lowering import Lowering
+from engine.grammar.gate.work import bounded_work
 from engine.grammar.key import GrammarKey
 
 MAX_GRAMMAR_CHARS = 500_000

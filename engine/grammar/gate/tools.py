@@ -12,7 +12,6 @@ from typing import Any
 
 from engine.grammar.gate import charset, jsontext
 from engine.grammar.gate.alternatives import ANYTHING, Goal, Str
-from engine.grammar.gate.automaton import bounded_work
 from engine.grammar.gate.document import Document
 from engine.grammar.gate.ebnf_text import Rules, choice, literal, one_of, repeat, sequence
 from engine.grammar.gate.expansion import Expansion
@@ -23,6 +22,7 @@ from engine.grammar.gate.object_plans import ObjPlan
 from engine.grammar.gate.refusals import GrammarRefused
 from engine.grammar.gate.scalars import string
 from engine.grammar.gate.schema import MAX_GRAMMAR_CHARS
+from engine.grammar.gate.work import bounded_work
 from engine.grammar.key import GrammarKey
 from engine.model.prompt_strings import PromptStrings
 
