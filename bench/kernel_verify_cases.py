@@ -34,7 +34,7 @@ def verify_cases(row_counts: tuple[int, ...]) -> Iterator[Case]:
             repeats = torch.zeros(groups + 1, dtype=torch.uint8, device="cuda")
             slots = torch.arange(1, groups + 1, device="cuda")
             lens = torch.full_like(slots, GAMMA + 1)
-            stats = accept._draft_stats(near, slots, parameters.floats)
+            stats = accept.draft_stats(near, slots, parameters.floats)
             dense = None if name == "greedy" else near
             drafts = accept.Drafts(slots, 7 * slots, lens, ids, dense, None if dense is None else stats)
             given = (parameters.floats, parameters.ints, repeats)

@@ -166,7 +166,7 @@ def accept(
         return out
     q = drafts.stats
     if q is None and drafts.logits is not None:
-        q = _draft_stats(drafts.logits, drafts.slots, floats)
+        q = draft_stats(drafts.logits, drafts.slots, floats)
     rejections = Rejections(*(new(groups, dtype=t) for t in (torch.int32, torch.int32, None, torch.float64)))
     places, known = (1, (None, None)) if q is None else (q.tops.shape[1], (q.tops, q.sums))
     _judge[(groups,)](
@@ -199,8 +199,8 @@ def _draft_rows(drafts: Drafts, columns: int) -> tuple[int, int]:
     return (gamma, 1) if drafts.logits.stride() == piece else (1, groups)
 
 
-def _draft_stats(logits: Tensor, slots: Tensor, floats: Tensor) -> GroupStats:
-    """Of draft logits [B, gamma, V], rows as they lie in memory."""
+def draft_stats(logits: Tensor, slots: Tensor, floats: Tensor) -> GroupStats:
+    """Statistics of draft logits float32 [B, gamma, V], as `Drafts` takes them; slots int64 [B]."""
     gamma = logits.shape[1]
     if logits.is_contiguous():
         return group_stats(logits.flatten(0, 1), slots, floats, width=gamma)

@@ -22,7 +22,8 @@ CANDIDATES = tl.constexpr(512)
 PART = tl.constexpr(4)
 """A share of all mass is looked for in tokens as large as the largest of every so many groups' first."""
 SCAN = tl.constexpr(2048)
-RANKED = tl.constexpr(16)
+RANKED = tl.constexpr(4)
+"""Rivals that each token is compared with at once: more would take the registers of a second program."""
 SEARCHED = tl.constexpr(-2)
 
 
@@ -76,17 +77,17 @@ def rank(ids, weights, count, MOST: tl.constexpr, STEP: tl.constexpr):
     i = tl.arange(0, MOST)
     token = tl.load(ids + i, mask=i < count, other=0)
     own = tl.load(weights + i, mask=i < count, other=-1.0)
-    better = tl.zeros((MOST,), tl.int32)
-    mass = tl.zeros((MOST,), tl.float64)
+    better = tl.zeros((MOST, STEP), tl.int32)
+    mass = tl.zeros((MOST, STEP), tl.float64)
     for first in range(0, count, STEP):
         j = first + tl.arange(0, STEP)
         other = tl.load(weights + j, mask=j < count, other=-2.0)
         rival = tl.load(ids + j, mask=j < count, other=0)
         tied = (other[None, :] == own[:, None]) & (rival[None, :] < token[:, None])
         ahead = (other[None, :] > own[:, None]) | tied
-        better += tl.sum(ahead.to(tl.int32), 1)
-        mass += tl.sum(tl.where(ahead, other[None, :].to(tl.float64), 0.0), 1)
-    return token, own, better, mass
+        better += ahead.to(tl.int32)
+        mass += tl.where(ahead, other[None, :], 0.0).to(tl.float64)
+    return token, own, tl.sum(better, 1), tl.sum(mass, 1)
 
 
 @triton.jit

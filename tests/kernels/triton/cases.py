@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+import tests.kernels.triton.interpreting  # noqa: F401
+
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 

@@ -37,8 +37,8 @@ def choosers(slots: Slots, padding: int, repeats: bool) -> markov.Choosers:
     parameters = slots.parameters
     again = torch.tensor([f is not None and f.repeats for f in parameters.features], device=DEVICE)
     return markov.Choosers(
-        torch.tensor([*slots.numbers, *[PADDING] * padding], device=DEVICE),
-        torch.tensor([*slots.positions, *[0] * padding], device=DEVICE),
+        torch.tensor([*slots.numbers, *[PADDING] * padding], dtype=torch.int64, device=DEVICE),
+        torch.tensor([*slots.positions, *[0] * padding], dtype=torch.int64, device=DEVICE),
         parameters.floats, parameters.ints, again.to(torch.uint8) if repeats else None,
     )  # fmt: skip
 
@@ -83,7 +83,7 @@ def test_e_may_be_given() -> None:
 def test_no_row_and_shapes_that_disagree() -> None:
     own, given = weights(70, 8, torch.bfloat16), choosers(Slots(70, []), 0, False)
     none = torch.empty(2, 0, 70, device=DEVICE)
-    out = markov.draft_block(none, given.slots.long(), own.w1, own.w2, given)
+    out = markov.draft_block(none, given.slots, own.w1, own.w2, given)
     assert out.ids.shape == (0, 2)
     with pytest.raises(ShapeMismatch):
         markov.draft_block(torch.zeros(1, 0, 60, device=DEVICE), given.slots, own.w1, own.w2, given)

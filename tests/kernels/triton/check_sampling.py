@@ -54,9 +54,8 @@ def test_uniforms_have_the_bits_of_the_plain_code() -> None:
         assert torch.equal(out, randomness.uniforms(keys, positions, purpose, draw))
 
 
-@pytest.mark.parametrize("columns", [257, 640])
-def test_tokens_are_those_of_the_plain_code(columns: int) -> None:
-    slots, rows = Slots(columns, MIX), normal_logits(columns, len(MIX), columns)
+def test_tokens_are_those_of_the_plain_code() -> None:
+    slots, rows = Slots(257, MIX), normal_logits(257, len(MIX), 257)
     before = rows.clone()
     out = slots.sample(rows)
     assert (out.tokens.tolist(), out.valid.tolist()) == slots.expect(rows)
@@ -85,9 +84,10 @@ def test_equal_logits_are_ranked_by_token() -> None:
 
 
 def test_a_row_with_one_allowed_token_draws_it() -> None:
-    rows = torch.full((len(MIX), 257), float("-inf"), device=DEVICE)
+    mix = [MIX[0], MIX[1], MIX[3], MIX[10]]
+    rows = torch.full((len(mix), 257), float("-inf"), device=DEVICE)
     rows[:, 256] = -3e38
-    out = Slots(257, MIX).sample(rows)
+    out = Slots(257, mix).sample(rows)
     assert out.valid.all()
     assert (out.tokens == 256).all()
 
@@ -110,9 +110,10 @@ def test_few_rows(rows: int) -> None:
 
 
 def test_a_row_does_not_depend_on_the_others() -> None:
-    slots, rows = Slots(260, MIX[:4] * 5), normal_logits(4, 20, 260)
-    some = [2, 3, 19]
-    alone = Slots(260, [(MIX[:4] * 5)[i] for i in some])
+    mix = [MIX[0], MIX[1], MIX[3], *[MIX[0]] * 14]
+    slots, rows = Slots(260, mix), normal_logits(4, len(mix), 260)
+    some = [1, 2, 16]
+    alone = Slots(260, [mix[i] for i in some])
     alone.parameters.floats[1:] = slots.parameters.floats[[i + 1 for i in some]]
     alone.parameters.ints[1:] = slots.parameters.ints[[i + 1 for i in some]]
     alone.positions = tuple(slots.positions[i] for i in some)

@@ -8,7 +8,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-import tests.kernels.triton.interpreting  # noqa: F401
 from engine.kernels.triton import draws
 from engine.messages import Sampling, SlotBind
 from engine.runner.parameters import SlotParameters
