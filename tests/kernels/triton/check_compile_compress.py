@@ -10,6 +10,7 @@ from engine.kernels.triton import (
     compress_c4,
     compress_c128,
     compress_commit,
+    entry_rows,
     index_queries,
     index_scores,
     select_entries,
@@ -34,6 +35,9 @@ CASES: dict[str, tuple[Any, dict[str, str], dict[str, Any]]] = {
     "close c128": (compress_c128._close_c128, CODED, {"FORM": 2, **WINDOW}),
     "commit c128": (compress_commit._commit_c128, {}, WINDOW),
     "commit c4": (compress_commit._commit_c4, {}, {"WIDE": 1024, "RING": 8}),
+    "entry rows": (
+        entry_rows._entry_rows, {"pages": "*i32", "entries": "i32", "out": "*i32"}, {"PAGE": 64, "WIDE": 1024}
+    ),
     "code queries": (
         index_queries._round_queries, {"out": "*fp8e4nv", "scaled": "*fp32", "rows": "i32"},
         {"ROWS": 64, "WIDE": 128, "GROUP": 32, "CODED": True},

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from engine.errors import ShapeMismatch
 from engine.kernels.triton import oracle_compress as oracle
+from engine.kernels.triton.entry_rows import entry_rows
 from engine.kernels.triton.faults import Fault, no_faults
 from engine.kernels.triton.index_queries import code_queries, round_queries
 from engine.kernels.triton.index_scores import ScoreShape, index_scores
@@ -47,6 +48,29 @@ class Scored:
 
     def wanted(self, seen: Tensor) -> Tensor:
         return oracle.index_scores(self.q, self.weights, self.keys, self.scales, self.rows, seen)
+
+
+@pytest.mark.parametrize(("page_rows", "entries"), [(64, 130), (2, 5), (2, 0)])
+def test_rows_of_entries_follow_their_pages(page_rows: int, entries: int) -> None:
+    pages = torch.tensor([[5, 2, 9], [1, 0, 0], [0, 0, 0]], device=DEVICE)
+    visible, faults = torch.tensor([entries, min(entries, page_rows), 0], device=DEVICE), no_faults(DEVICE)
+    place = torch.arange(entries, device=DEVICE)
+    wanted = pages[:, place // page_rows] * page_rows + place % page_rows
+    wanted = wanted.masked_fill(place >= visible.unsqueeze(1), 0).int()
+    assert torch.equal(entry_rows(pages, visible, entries, page_rows, 10, faults), wanted)
+    assert int(faults) == 0
+
+
+@pytest.mark.parametrize(
+    ("page", "visible", "fault"),
+    [(10, 3, Fault.KEY_ROW), (-1, 3, Fault.KEY_ROW), (0, 3, Fault.KEY_ROW), (3, 6, Fault.LENGTH)],
+)
+def test_a_page_outside_is_told_and_gives_no_row(page: int, visible: int, fault: Fault) -> None:
+    faults = no_faults(DEVICE)
+    pages, seen = torch.tensor([[4, page, 7]], device=DEVICE), torch.tensor([visible], device=DEVICE)
+    rows = entry_rows(pages, seen, 5, 2, 10, faults)
+    assert rows[0, :3].tolist() == [8, 9, 6 if page == 3 else 0]
+    assert int(faults) == fault
 
 
 def same(out: Tensor, wanted: Tensor, tolerance: float = FP32) -> bool:
