@@ -91,7 +91,9 @@ def attend_case(pool: Tensor, rows: int, layer: str, entries: int, cut: AttendSh
     size += 4.0 * rows * HEADS * WIDE
     sets = []
     for _ in range(copies(size, 2, 16)):
-        far = SeenKeys(pool, drawn(rows, entries), None) if layer == "c4" else shared(pool, rows, entries)
+        far = (
+            SeenKeys(pool, drawn(rows, entries).int(), None) if layer == "c4" else shared(pool, rows, entries)
+        )
         q = torch.randn(rows // width, width, HEADS, WIDE, device=DEVICE).bfloat16()
         sets.append((q, window_of(pool, rows), far if entries else None))
     out = attend(*sets[0], sink, faults, back, shape=cut)

@@ -9,7 +9,7 @@ is decoded, verified beside others, or prefilled. What each form of step needs, 
   query sees, count), for a row at position p of a block whose first row is at p0: (max(0, 127 - p) + p - p0
   where columns start at p0 - 127, min(p + 1, 128)); (0, 0) for padding.
 - c128, and c4 without selection: `rows` int64 [blocks, N] as `c128_rows`; `seen` = (0, (p + 1) // ratio).
-- c4 with selection: `rows` int64 [blocks W, topk] of pool rows, 0 or -1 where fewer are visible; `seen` None,
+- c4 with selection: `rows` int32 [blocks W, topk] of pool rows, 0 or -1 where fewer are visible; `seen` None,
   or (0, min(visible, topk)) where the visible ones come first.
 """
 
@@ -120,7 +120,7 @@ def attend(
     """As `TorchOps.attend`, in float32 but for products, whose operands have q's type.
 
     q        [blocks, W, heads, 512] bfloat16, or float32 with float32 pools; blocks and W lie evenly
-    window, compressed  pools of one type, rows of one type; a query that sees no key gives zeros
+    window, compressed  pools of one type; a query that sees no key gives zeros
     sink     [heads] float32, an unscaled logit without a value
     faults   [1] int32; gets Fault.KEY_ROW where a row is outside its pool; such a key counts as unseen
     turns    [blocks W, 1, 32] complex64, by which the last 64 channels of the result turn; None: they don't
@@ -208,9 +208,8 @@ def _check(q: Tensor, near: _Segment, far: _Segment, sink: Tensor, out: Tensor) 
     """raises ShapeMismatch where types or shapes aren't what the kernel takes; q is [queries, heads, D]."""
     kinds = {torch.bfloat16: (torch.bfloat16, torch.uint8), torch.float32: (torch.float32,)}
     heads, kept = q.shape[1], near.pool.dtype
-    types = (near.rows.dtype, far.rows.dtype)
-    if kept not in kinds.get(q.dtype, ()) or far.pool.dtype != kept or types[0] != types[1]:
-        raise ShapeMismatch(f"q is {q.dtype}, the pools {kept} and {far.pool.dtype}, rows {types}")
+    if kept not in kinds.get(q.dtype, ()) or far.pool.dtype != kept:
+        raise ShapeMismatch(f"q is {q.dtype}, the pools {kept} and {far.pool.dtype}")
     if q.shape[2] != WIDE or q.stride(2) != 1 or tuple(sink.shape) != (heads,) or sink.dtype != torch.float32:
         raise ShapeMismatch(
             f"q is {tuple(q.shape)}, strides {q.stride()}, sink {sink.dtype} {tuple(sink.shape)}; heads have "

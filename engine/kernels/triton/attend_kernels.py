@@ -79,10 +79,20 @@ def _range(seen, query, columns, RANGED: tl.constexpr):
 
 
 @triton.jit
-def _visible(rows, bias, faults, column, end, pool_rows, biased, BIASED: tl.constexpr):
-    """Of a tile's columns: pool rows (0 where unseen) and score offsets; tells rows outside the pool."""
-    inside = column < end
-    row = tl.load(rows + column, mask=inside, other=0).to(tl.int64)
+def _tile_rows(w_rows, c_rows, near, column, end):
+    """Row numbers [KEYS] int64 of the window's list where `near`, else of the other one; 0 from `end` on."""
+    if w_rows.dtype == c_rows.dtype:
+        row = tl.load(tl.where(near, w_rows, c_rows) + column, mask=column < end, other=0).to(tl.int64)
+    else:
+        # Pointers of two types can't be chosen from. One of two loads is masked off, and adds zero.
+        row = tl.load(w_rows + column, mask=column < tl.where(near, end, 0), other=0).to(tl.int64)
+        row += tl.load(c_rows + column, mask=column < tl.where(near, 0, end), other=0).to(tl.int64)
+    return row
+
+
+@triton.jit
+def _visible(row, bias, faults, column, end, pool_rows, biased, BIASED: tl.constexpr):
+    """Of a tile's rows [KEYS]: the same, 0 where unseen, and score offsets."""
     # Masked rather than branched over: the loop stays one block, and its loads stay ahead of it.
     tl.atomic_or(faults + column * 0, KEY_ROW, mask=(row < -1) | (row >= pool_rows), sem="relaxed")
     seen = (row > 0) & (row < pool_rows)
@@ -151,10 +161,10 @@ def _attend(
     for tile in range(begin, last):
         near = tile < w_tiles
         column = tl.where(near, w_first + tile * KEYS, c_first + (tile - w_tiles) * KEYS) + tl.arange(0, KEYS)
+        end = tl.where(near, w_end, c_end)
         row, offset = _visible(
-            tl.where(near, w_rows, c_rows), tl.where(near, w_bias, c_bias), faults, column,
-            tl.where(near, w_end, c_end), tl.where(near, w_size, c_size),
-            tl.where(near, W_BIASED, C_BIASED), W_BIASED or C_BIASED,
+            _tile_rows(w_rows, c_rows, near, column, end), tl.where(near, w_bias, c_bias), faults, column,
+            end, tl.where(near, w_size, c_size), tl.where(near, W_BIASED, C_BIASED), W_BIASED or C_BIASED,
         )  # fmt: skip
         pool = tl.where(near, w_pool, c_pool)
         keys = load_v4_rows(pool, row) if CODED else tl.load((pool + row * 512)[:, None] + channel)

@@ -65,7 +65,7 @@ def turns(rows: int) -> Tensor:
 def test_ranges(dtype: torch.dtype, cut: AttendShape) -> None:
     q, faults, back = queries(1, 2, 5, dtype), no_faults(DEVICE), turns(2)
     window = SeenKeys(pool_of(50, dtype), some_rows(1, 40, 50), ranges(3, 40)[:2])
-    own = SeenKeys(pool_of(30, dtype, 3), some_rows(2, 37, 30, 2), None)
+    own = SeenKeys(pool_of(30, dtype, 3), some_rows(2, 37, 30, 2).int(), None)
     out = attend.attend(q, window, own, sinks(5), faults, back, shape=cut)
     assert out.dtype == q.dtype
     assert distance(out, oracle_attention.attend(q, window, own, sinks(5), back)) < TOLERANCES[dtype]

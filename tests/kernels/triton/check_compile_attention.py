@@ -17,7 +17,7 @@ from engine.kernels.triton.attend import AttendShape
 from tests.kernels.triton.check_compile import HOPPER
 
 TYPES = {
-    "w_rows": "*i64", "c_rows": "*i64", "w_bias": "*fp32", "c_bias": "*fp32", "w_seen": "*i32",
+    "w_rows": "*i64", "c_rows": "*i32", "w_bias": "*fp32", "c_bias": "*fp32", "w_seen": "*i32",
     "c_seen": "*i32", "q": "*bf16", "sink": "*fp32", "turns": "*fp32", "totals": "*fp32", "faults": "*i32",
     "x": "*bf16", "weight": "*fp32", "places": "*i64", "parts": "*fp32", "out": "*bf16", "eps": "fp32",
     "scale": "fp32",
