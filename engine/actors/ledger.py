@@ -73,11 +73,11 @@ class Ledger:
         """All figures by name. `cut`: as in SpecLedger."""
         full, window = requests.held.full, requests.held.window
         retracted = planner.retracted
-        active = requests.rows("active")
+        active = requests.clients("active")
         slots = requests.held.aside - 1
         figures: dict[str, float] = {
             "num_running_reqs": active.size,
-            "num_queue_reqs": requests.rows("waiting").size,
+            "num_queue_reqs": requests.clients("waiting").size,
             "num_matcher_queue_reqs": requests.rows("pending").size,
             "num_retracted_reqs": requests.machine.within("retracted").size,
             "num_retracted_requests_total": retracted[0],

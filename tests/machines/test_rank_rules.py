@@ -244,6 +244,18 @@ def test_a_probe_costs_clients_nothing() -> None:
     assert texts[0] == texts[1]
 
 
+def test_a_probe_is_in_no_figure_of_the_load() -> None:
+    h = Harness(slots=1)
+    h.submit(submit_of(1, 5, 400, ignore_eos=True))
+    for probe in (100, 101):
+        h.submit(probe_of(probe))
+    h.step()
+    assert h.rank.requests.own("active").size + h.rank.requests.own("waiting").size == 2
+    h.tell(Tick(1.0, 1.0))
+    counters = h.snapshots[-1].counters
+    assert (counters["num_running_reqs"], counters["num_queue_reqs"], counters["utilization"]) == (1, 0, 1.0)
+
+
 def test_one_probe_runs_one_waits_and_more_are_refused() -> None:
     h = Harness(slots=1)
     h.submit(submit_of(1, 5, 400, ignore_eos=True))
