@@ -17,6 +17,7 @@ from engine.kernels.triton.compress_c4 import close_c4
 from engine.kernels.triton.compress_c128 import ClosingC128, close_c128
 from engine.kernels.triton.compress_commit import Committed, commit_c4, commit_c128
 from engine.kernels.triton.compress_entry import IndexPool
+from engine.kernels.triton.entry_rows import entry_rows
 from engine.kernels.triton.faults import check_faults, no_faults
 from engine.kernels.triton.index_queries import code_queries, round_queries
 from engine.kernels.triton.index_scores import index_scores
@@ -161,6 +162,7 @@ def score_cases(row_counts: tuple[int, ...]) -> Iterator[Case]:
         yield score_case((q, weights, keys, None), lists, "bf16")
         yield score_case((q.to(torch.float8_e4m3fn), weights, codes, scales), lists, "fp8")
         yield select_case(rows)
+        yield rows_case(blocks, rows)
 
 
 def score_case(given: tuple[Tensor, Tensor, Tensor, Tensor | None], lists: list[Tensor], rate: str) -> Case:
@@ -196,6 +198,18 @@ def query_cases(q: Tensor, weights: Tensor) -> Iterator[Case]:
     error = distance(codes.float() * scaled.unsqueeze(2), oracle.code_queries(q, turns))
     calls = [lambda: code_queries(q, turns, weights)] * 8
     yield Case("code_queries", shape, rows, calls, 3 * size, 0, "bf16", "", [], error, CODED)
+
+
+def rows_case(blocks: int, rows: int) -> Case:
+    """Pool rows of every block's entries."""
+    pages = torch.randint(1, 1 << 14, (blocks, ENTRIES // PAGE), device=DEVICE, dtype=torch.int32)
+    visible, faults = torch.full((blocks,), ENTRIES, device=DEVICE), no_faults(DEVICE)
+    given = (pages, visible, ENTRIES, PAGE, 1 << 14, faults)
+    place = torch.arange(ENTRIES, device=DEVICE)
+    wrong = float((entry_rows(*given) != pages[:, place // PAGE] * PAGE + place % PAGE).sum() + faults)
+    calls = [lambda: entry_rows(*given)] * 8
+    size = 4.0 * (blocks * ENTRIES + pages.numel())
+    return Case("entry_rows", f"{blocks} x {ENTRIES}", rows, calls, size, 0, "bf16", "", [], wrong, 0.0)
 
 
 def select_case(rows: int) -> Case:
