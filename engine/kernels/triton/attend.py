@@ -42,7 +42,7 @@ class SeenKeys:
 
     pool  [P, 512] bfloat16 or float32, or uint8 [P, 584] FP8 rows; row 0 is zeros
     rows  [n, K] int64 or int32 pool rows, n blocks or queries; 0 and -1 are absent keys
-    seen  [blocks W, 2] int32: first column and count of each query; None: all columns
+    seen  [blocks W, 2] int32: first column and count of each query, cut to columns that are; None: all
     """
 
     pool: Tensor
@@ -130,9 +130,8 @@ def attend(
     """
     heads = q.shape[2]
     near = _segment(window, q, sink)
-    far = (
-        _segment(compressed, q, sink) if compressed else near._replace(columns=0, biased=False, ranged=False)
-    )
+    # No columns of the same form, rather than a form of its own: a kernel less to compile.
+    far = _segment(compressed, q, sink) if compressed else near._replace(columns=0)
     if out is None:
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     flat = q.flatten(0, 1)

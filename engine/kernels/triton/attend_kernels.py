@@ -73,7 +73,7 @@ def _range(seen, query, columns, RANGED: tl.constexpr):
     """The columns [first, end) of the row list that the query sees."""
     first, end = 0, columns
     if RANGED:
-        first = tl.load(seen + query * 2)
+        first = tl.maximum(tl.load(seen + query * 2), 0)
         end = tl.minimum(first + tl.load(seen + query * 2 + 1), columns)
     return first, end
 

@@ -108,6 +108,17 @@ def test_without_keys_the_sink_takes_all(cut: AttendShape) -> None:
             assert not out.any()
 
 
+def test_ranges_are_cut_to_columns_that_are() -> None:
+    q, pool, rows = queries(1, 1, 4, torch.bfloat16), pool_of(30, torch.bfloat16), some_rows(1, 50, 30)
+    outs = []
+    for seen in ([-9, 40], [0, 40], [20, 99], [20, 30], [60, 9], [0, -5], [0, 0]):
+        window = SeenKeys(pool, rows[:, :50], torch.tensor([seen], dtype=torch.int32, device=DEVICE))
+        outs.append(attend.attend(q, window, None, sinks(4), no_faults(DEVICE), shape=WHOLE))
+    assert torch.equal(outs[0], outs[1])
+    assert torch.equal(outs[2], outs[3])
+    assert not torch.stack(outs[4:]).any()
+
+
 def test_without_queries() -> None:
     q, pool = queries(0, 1, 4, torch.bfloat16), pool_of(9, torch.bfloat16)
     window = SeenKeys(pool, some_rows(0, 40, 9), None)
