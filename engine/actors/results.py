@@ -171,7 +171,8 @@ class Results:
 
 def _flags(column: bytes) -> Live:
     """bool[B] of a column uint8[B]."""
-    return np.frombuffer(column, np.uint8) != 0
+    flags: Live = np.frombuffer(column, np.uint8) != 0
+    return flags
 
 
 def _drafts(batch: Batch, done: StepDone, told: Live) -> tuple[bytes, bytes]:
