@@ -30,6 +30,8 @@ from engine.model.compressor import EMPTY_MAX
 
 ROWS = 16
 """Step rows that are folded at once."""
+LISTS = ["slots", "fresh", "firsts", "counts", "out_rows"]
+"""Of a step: they begin where their upload put them."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,7 @@ def begun(states, fresh, channel, width, EMPTY: tl.constexpr):
     return top, total, value
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["step_rows"], do_not_specialize_on_alignment=LISTS)
 def _close_c128(
     states, pending, slots, fresh, firsts, counts, out_rows, turns, norm, faults, pool,
     slot_count, step_rows, pool_rows, width, nope, half, row_size, scales_at, eps,

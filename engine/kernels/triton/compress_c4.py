@@ -27,6 +27,8 @@ from engine.kernels.triton.faults import HALF, OUT_ROW, RING_ROW, any_of, flag, 
 from engine.model.step import C4Entries
 
 ITEMS = 8
+LISTS = ["ring_rows", "halves", "bias", "out_rows"]
+"""Of a step: they begin where their upload put them."""
 
 
 @triton.jit
@@ -47,7 +49,7 @@ def _pool(ring, pending, ring_at, step_at, in_ring, bias, first, width, both, WI
     return tl.sum(weight * latent, 0) / tl.sum(weight, 0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["gathered", "step_rows"], do_not_specialize_on_alignment=LISTS)
 def _close_c4(
     ring, ring_rows, pending, halves, bias, turns, out_rows, norm, index_norm, faults,
     pool, keys, key_scales, ring_total, gathered, step_rows, pool_rows,

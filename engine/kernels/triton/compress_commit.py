@@ -19,6 +19,7 @@ from engine.kernels.triton.faults import LENGTH, SLOT, STEP_ROW, flag, report
 from engine.model.compressor import EMPTY_MAX
 
 RING, WINDOW, CHANNELS = 8, 128, 512
+COLUMNS = ["slots", "starts", "firsts", "counts", "lens"]
 ROWS = 8
 """Step rows that are folded at once: as many as a verified draft has."""
 
@@ -54,7 +55,7 @@ def _request(slots, starts, firsts, counts, lens, faults, request, slot_count, s
     return slot, start, first, tl.where((slot == -1) | (bits != 0), -1, length)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["step_rows"], do_not_specialize_on_alignment=COLUMNS)
 def _commit_c128(
     states, pending, slots, starts, firsts, counts, lens, faults, slot_count, step_rows, width,
     WIDE: tl.constexpr, ROWS: tl.constexpr, WINDOW: tl.constexpr, EMPTY: tl.constexpr,
@@ -81,7 +82,7 @@ def _commit_c128(
     tl.store(at + 2 * width + channel, value, mask=held)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["step_rows"], do_not_specialize_on_alignment=COLUMNS)
 def _commit_c4(
     ring, pending, slots, starts, firsts, counts, lens, faults, slot_count, step_rows, width,
     WIDE: tl.constexpr, RING: tl.constexpr,

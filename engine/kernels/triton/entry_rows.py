@@ -20,7 +20,7 @@ ENTRIES = 1024
 """Of a program."""
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["columns", "entries"], do_not_specialize_on_alignment=["pages", "visible"])
 def _entry_rows(
     pages, visible, out, faults, columns, pool_pages, entries, PAGE: tl.constexpr, WIDE: tl.constexpr
 ):
@@ -56,8 +56,7 @@ def entry_rows(
         )
     out = torch.empty(blocks, entries, dtype=torch.int32, device=pages.device)
     if out.numel():
-        wide = min(ENTRIES, triton.next_power_of_2(entries))
-        _entry_rows[(blocks, triton.cdiv(entries, wide))](
-            pages, visible, out, faults, columns, pool_pages, entries, page_rows, wide
+        _entry_rows[(blocks, triton.cdiv(entries, ENTRIES))](
+            pages, visible, out, faults, columns, pool_pages, entries, page_rows, ENTRIES
         )
     return out

@@ -33,7 +33,7 @@ def _signs(WIDE: tl.constexpr):
     return (1 - 2 * (both & 1)).to(tl.float32).to(tl.bfloat16)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _round_queries(
     q, turns, weights, out, scaled, rows, heads, first, rotary, turn_stride, factor,
     ROWS: tl.constexpr, WIDE: tl.constexpr, GROUP: tl.constexpr, CODED: tl.constexpr,

@@ -24,6 +24,9 @@ from engine.kernels.triton.linear import multiprocessors
 MOST_HEADS = 128
 """Heads of all the queries of a program."""
 
+SIZES = ["entries", "width", "tiles"]
+"""They change from step to step, and compile nothing anew."""
+
 
 @dataclass(frozen=True)
 class ScoreShape:
@@ -36,10 +39,10 @@ class ScoreShape:
     stages: int
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIZES, do_not_specialize_on_alignment=["rows", "visible", "bias"])
 def _index_scores(
-    q, weights, keys, key_scales, rows, visible, bias, out, faults, entries, width, heads, pool_rows,
-    TILE: tl.constexpr, QUERIES: tl.constexpr, TILES: tl.constexpr, HEADS: tl.constexpr,
+    q, weights, keys, key_scales, rows, visible, bias, out, faults, entries, width, heads, pool_rows, tiles,
+    TILE: tl.constexpr, QUERIES: tl.constexpr, HEADS: tl.constexpr,
     CHANNELS: tl.constexpr, COUNTED: tl.constexpr, CODED: tl.constexpr,
 ):  # fmt: skip
     # The groups of a block's queries follow each other: the second finds the keys in the cache.
@@ -53,8 +56,8 @@ def _index_scores(
     channel = tl.arange(0, CHANNELS)
     queries = tl.load(q + line[:, None] * CHANNELS + channel[None, :])
     weight = tl.load(weights + line, mask=head < heads, other=0.0)
-    begin = tl.program_id(2) * (TILES * TILE)
-    end = tl.minimum(begin + TILES * TILE, entries)
+    begin = tl.program_id(2) * (tiles * TILE)
+    end = tl.minimum(begin + tiles * TILE, entries)
     if COUNTED:
         seen = tl.load(visible + query, mask=own < width, other=0).to(tl.int32)
         end = tl.minimum(end, tl.max(seen, 0))
@@ -85,7 +88,7 @@ def _index_scores(
     if COUNTED:
         # What no query of the group sees.
         done = begin + tl.cdiv(tl.maximum(end - begin, 0), TILE) * TILE
-        for first in range(done, tl.minimum(begin + TILES * TILE, entries), TILE):
+        for first in range(done, tl.minimum(begin + tiles * TILE, entries), TILE):
             entry = first + tl.arange(0, TILE)
             held = (entry < entries)[:, None] & (own < width)[None, :]
             nothing = tl.full((TILE, QUERIES), float("-inf"), tl.float32)
@@ -144,7 +147,7 @@ def index_scores(
     grid = (triton.cdiv(width, cut.queries), blocks, triton.cdiv(entries, cut.keys * cut.tiles))
     _index_scores[grid](
         q, weights, keys, weights if key_scales is None else key_scales, rows, seen, seen, out, faults,
-        entries, width, heads, keys.shape[0], cut.keys, cut.queries, cut.tiles, lanes_of(heads), channels,
+        entries, width, heads, keys.shape[0], cut.tiles, cut.keys, cut.queries, lanes_of(heads), channels,
         counted, key_scales is not None, num_warps=cut.warps, num_stages=cut.stages,
     )  # fmt: skip
     return out

@@ -57,7 +57,7 @@ def _least_chosen(key, seen, wanted):
     return low, high, above, beyond
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["columns", "missing", "width", "row_columns"])
 def _select(
     scores, entries, rows, out, chosen_scores, columns, wanted, missing, width, row_columns,
     WIDE: tl.constexpr, FROM: tl.constexpr, ROWS: tl.constexpr, SCORED: tl.constexpr,
