@@ -77,6 +77,15 @@ class Server:
         """A completion."""
         return httpx.post(self.url + "/v1/completions", json=body, timeout=WITHIN_S, verify=False)
 
+    def signal(self, number: int, times: int = 1) -> None:
+        """Signals it, and waits for each to be taken: two of a kind that wait are one."""
+        for _ in range(times):
+            self.process.send_signal(number)
+            status = Path(f"/proc/{self.process.pid}/status")
+            while int(status.read_text().partition("ShdPnd:")[2].split()[0], 16):
+                time.sleep(0.01)
+            time.sleep(0.1)
+
     def end(self, within_s: float = WITHIN_S) -> tuple[int, str]:
         """(exit code, what it printed) once it has ended."""
         _, printed = self.process.communicate(timeout=within_s)
@@ -128,13 +137,16 @@ def test_a_running_request_ends_whole_and_new_ones_are_refused_while_draining(
 ) -> None:
     started.append(server := Server(model))
     server.wait_ready()
-    body = {**LONG, "max_tokens": 150}
-    with httpx.stream("POST", server.url + "/v1/completions", json=body, timeout=WITHIN_S) as answer:
+    body = {**LONG, "max_tokens": 200}
+    # The client is made before: what comes a second after the signal would find nobody.
+    with (
+        httpx.Client(base_url=server.url, timeout=WITHIN_S, verify=False) as client,
+        client.stream("POST", "/v1/completions", json=body) as answer,
+    ):
         lines = answer.iter_lines()
         next(lines)
-        server.process.send_signal(signal.SIGTERM)
-        time.sleep(0.1)
-        refused = server.post(PROMPT)
+        server.signal(signal.SIGTERM)
+        refused = client.post("/v1/completions", json=PROMPT)
         rest = events("\n".join(lines))
     assert refused.status_code == 503
     assert "retry-after" in refused.headers
@@ -152,9 +164,7 @@ def test_the_drain_limit_or_a_second_signal_cuts_what_runs_with_an_error_event(
     with httpx.stream("POST", server.url + "/v1/completions", json=LONG, timeout=WITHIN_S) as answer:
         lines = answer.iter_lines()
         next(lines)
-        for _ in range(signals):
-            server.process.send_signal(signal.SIGINT)
-            time.sleep(0.1)
+        server.signal(signal.SIGINT, signals)
         rest = events("\n".join(lines))
     assert rest[-1] == "[DONE]"
     assert json.loads(rest[-2])["error"]["message"] == "the server is stopping"

@@ -177,9 +177,7 @@ def test_two_ranks_end_cleanly_together_idle_or_busy(model: Path, started: list[
     for rank in (0, 1, 1, 0):
         assert server.post({**PROMPT, "routed_dp_rank": rank}).status_code == 200
     streams = server.streams()
-    for _ in range(2):
-        server.process.send_signal(signal.SIGTERM)
-        time.sleep(0.1)
+    server.signal(signal.SIGTERM, 2)
     assert {stream.error() for stream in streams} == {"the server is stopping"}
     assert server.end()[0] == 0
     assert all(map(gone, ranks))

@@ -79,9 +79,7 @@ def test_a_third_signal_kills_what_doesnt_obey_and_the_exit_code_says_forced(
     rank = server.wait_ready()
     os.kill(rank, signal.SIGSTOP)
     began_s = time.monotonic()
-    for _ in range(3):
-        server.process.send_signal(signal.SIGTERM)
-        time.sleep(0.1)
+    server.signal(signal.SIGTERM, 3)
     code, printed = server.end()
     assert code == 3
     assert time.monotonic() - began_s < 10
@@ -175,8 +173,6 @@ def test_probes_answer_at_once_while_every_slot_decodes_and_the_queue_is_full(
     assert httpx.get(server.url + "/health_generate", timeout=25).status_code == 200
     assert time.perf_counter() - began_s < 5.0
     assert server.post(PROMPT).status_code == 429
-    for _ in range(2):
-        server.process.send_signal(signal.SIGTERM)
-        time.sleep(0.1)
+    server.signal(signal.SIGTERM, 2)
     assert {stream.error() for stream in streams} == {"the server is stopping"}
     assert server.end()[0] == 0
