@@ -58,10 +58,12 @@ class Process:
             bufsize=1,
             env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
         )
+        self.busy = False
         assert self.line() == "ready"
 
     def begin(self, plan: dict[str, Any]) -> None:
-        """Gives it a plan."""
+        """Gives it a plan; it is busy until its result is read."""
+        self.busy = True
         assert self.child.stdin is not None
         self.child.stdin.write(json.dumps(plan) + "\n")
         self.child.stdin.flush()
@@ -77,7 +79,12 @@ class Process:
     def result(self) -> dict[str, Any] | None:
         """What came of the plan; None: it was killed."""
         line = self.line()
+        self.busy = False
         return json.loads(line) if line else None
+
+    def has_joined(self, session: str) -> bool:
+        """Whether it has the session's page mapped."""
+        return session in Path(f"/proc/{self.child.pid}/maps").read_text()
 
     def resume(self) -> None:
         """Ends a SIGSTOP."""
@@ -93,16 +100,16 @@ class Process:
 
 
 class Pool:
-    """As many processes as were ever needed; the dead are replaced."""
+    """As many processes as were ever needed; the dead are replaced, and who a failed test left busy."""
 
     def __init__(self) -> None:
         self._processes: list[Process] = []
 
     def take(self, count: int) -> list[Process]:
         """Living processes without a plan."""
-        for dead in [p for p in self._processes if p.child.poll() is not None]:
-            dead.kill()
-            self._processes.remove(dead)
+        for lost in [p for p in self._processes if p.busy or p.child.poll() is not None]:
+            lost.kill()
+            self._processes.remove(lost)
         while len(self._processes) < count:
             self._processes.append(Process())
         return self._processes[:count]

@@ -118,11 +118,11 @@ def test_a_fault_at_any_step_is_one_named_error_on_both_sides_in_time(
 
 def test_a_newcomer_with_a_used_session_is_refused_and_harms_nobody(pool: Pool) -> None:
     session = new_session()
-    step = {"channel": 0, "epoch": 0, "values": [1] * 7, "how": "sleep", "pause_us": 800_000, "fault": None}
+    step = {"channel": 0, "epoch": 0, "values": [1] * 7, "how": "sleep", "pause_us": 1_500_000, "fault": None}
     one, two, late = pool.take(3)
     one.begin(plan(0, session, [step]))
     two.begin(plan(1, session, [step]))
-    while objects(session):
+    while objects(session) or not (one.has_joined(session) and two.has_joined(session)):
         os.sched_yield()
     late.begin(plan(1, session, [step], attach_s=0.2))
     refused = late.result()
