@@ -103,11 +103,12 @@ def _library(name: str, given: list[Tensor]) -> tuple[str, list[Callable[[], obj
 
 
 def edit_cases(row_counts: tuple[int, ...]) -> Iterator[Case]:
-    """Grammar masks alone, and with penalties."""
+    """Grammar masks alone, and with penalties; statistics of the result in the same pass."""
     for rows in row_counts:
         given = sets(rows, 2.0)
         lines = torch.arange(rows, device="cuda")
         words = torch.randint(-(2**31), 2**31 - 1, (rows, WORDS), device="cuda", dtype=torch.int32)
+        given_masks, room = masks.RowMasks(words, lines), logits.new_stats(given[0])
         for name, sampling in (
             ("masks", Sampling(64)),
             ("masks and penalties", Sampling(64, repetition_penalty=1.1)),
@@ -116,14 +117,14 @@ def edit_cases(row_counts: tuple[int, ...]) -> Iterator[Case]:
             tables = _tables(parameters, rows)
             described = VerifiedRows(lines + 1, lines, lines, torch.zeros_like(lines))
             out, wanted = given[0].clone(), given[0].clone()
-            masks.edit(out, described, tables, None, words, lines)
+            masks.edit(out, described, tables, None, given_masks, room)
             if name != "masks":
                 seen = tables.seen[1:] > 0
                 wanted = torch.where(seen, torch.where(wanted > 0, wanted / 1.1, wanted * 1.1), wanted)
             forbid(wanted, lines, words)
             error = distance(out.nan_to_num(neginf=-1e4), wanted.nan_to_num(neginf=-1e4))
             calls = [
-                lambda x=x, d=described, t=tables, w=words, n=lines: masks.edit(x, d, t, None, w, n)
+                lambda x=x, d=described, t=tables, m=given_masks, s=room: masks.edit(x, d, t, None, m, s)
                 for x in given
             ]
             library = [lambda x=x, w=words, n=lines: forbid(x, n, w) for x in given]

@@ -77,7 +77,7 @@ def drawn_for(ints, positions, repeats, row, slot, numbers, step, DRAFTS: tl.con
     if DRAFTS:
         # A draft of a request that repeats is the token that plain decoding draws at its position.
         whole = (tl.load(repeats + slot) == 0).to(tl.int32)
-        word = tl.where(whole > 0, DRAFT | (step.to(tl.int64) << 8), SAMPLE)
+        word = tl.where(whole > 0, DRAFT + ((tl.zeros_like(position) + step) << 8), SAMPLE)
         position += tl.where(whole > 0, 0, step)
     return uniform(key, position, word), whole
 

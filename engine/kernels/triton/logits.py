@@ -37,6 +37,23 @@ class GroupStats:
 
 
 @triton.jit
+def store_stats(value, at, held, first, temperature, tops, args, sums):
+    """Writes statistics of groups: value float32 [GROUPS, SIZE], minus infinity behind the vocabulary.
+
+    at, held, first  [GROUPS], where each group's figures stand, whether it is one, and its first token
+    """
+    value = tl.where(value != value, float("inf"), value)
+    top = tl.max(value, 1)
+    tl.store(tops + at, top, mask=held)
+    tl.store(args + at, tl.argmax(value, 1, tie_break_left=True) + first, mask=held)
+    if temperature > 0:
+        # Without a finite top the sum is 0, or belongs to a row that fails.
+        least = tl.where(tl.abs(top) < float("inf"), top, 0.0)[:, None]
+        mass = tl.sum(weight(value, least, temperature).to(tl.float64), 1)
+        tl.store(sums + at, mass, mask=held)
+
+
+@triton.jit
 def _group_stats(
     logits, slots, floats, tops, args, sums, stride, columns, groups, width, fields,
     GROUPS: tl.constexpr, SIZE: tl.constexpr, TEMPERED: tl.constexpr,
@@ -51,17 +68,19 @@ def _group_stats(
         temperature = tl.load(floats + tl.maximum(slot, 0) * fields)
     if slot >= 0:
         value = tl.load(logits + row * stride + token, mask=token < columns, other=float("-inf"))
-        value = tl.where(value != value, float("inf"), value)
-        top = tl.max(value, 1)
         at = row * groups + group
-        first = tl.argmax(value, 1, tie_break_left=True) + group * SIZE
-        tl.store(tops + at, top, mask=group < groups)
-        tl.store(args + at, first, mask=group < groups)
-        if temperature > 0:
-            # Without a finite top the sum is 0, or belongs to a row that fails.
-            least = tl.where(tl.abs(top) < float("inf"), top, 0.0)[:, None]
-            mass = tl.sum(weight(value, least, temperature).to(tl.float64), 1)
-            tl.store(sums + at, mass, mask=group < groups)
+        store_stats(value, at, group < groups, group * SIZE, temperature, tops, args, sums)
+
+
+def new_stats(logits: Tensor) -> GroupStats:
+    """Room for the statistics of logits [R, V]."""
+    shape, empty = (logits.shape[0], triton.cdiv(logits.shape[1], GROUP)), logits.new_empty
+    return GroupStats(empty(shape), empty(shape, dtype=torch.int32), empty(shape, dtype=torch.float64))
+
+
+def groups_of_a_program(rows: int) -> int:
+    """Groups that one program takes: few rows are cut finer, so that the whole device reads them."""
+    return 8 if rows <= FEW_ROWS else 32
 
 
 def group_stats(
@@ -80,13 +99,9 @@ def group_stats(
         raise ShapeMismatch(f"logits are {logits.dtype} {tuple(logits.shape)}, strides {logits.stride()}")
     if slots is not None and slots.numel() * width != rows:
         raise ShapeMismatch(f"{slots.numel()} slots of {width} rows each, {rows} rows of logits")
-    groups = triton.cdiv(columns, GROUP)
-    empty = logits.new_empty
-    stats = GroupStats(
-        empty(rows, groups), empty(rows, groups, dtype=torch.int32), empty(rows, groups, dtype=torch.float64)
-    )
+    stats = new_stats(logits)
     if rows:
-        several = 8 if rows <= FEW_ROWS else 32
+        groups, several = stats.tops.shape[1], groups_of_a_program(rows)
         fields = 0 if floats is None else floats.stride(0)
         _group_stats[(rows, triton.cdiv(groups, several))](
             logits, slots, floats, stats.tops, stats.args, stats.sums, logits.stride(0), columns, groups,

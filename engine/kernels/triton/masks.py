@@ -1,7 +1,7 @@
 """Changes to logits before a temperature, in one pass and in place: bias, penalties, minimum length, grammar.
 
 Source: engine/runner/edits.py and penalties.py, whose order of operations this is; bit order as xgrammar's.
-A row that asks for nothing is not read.
+A row that asks for nothing is not read, but for statistics of the result, which may be had in the same pass.
 """
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, misc"
@@ -18,12 +18,12 @@ from torch import Tensor
 
 from engine.errors import ShapeMismatch
 from engine.kernels.triton.accept_rows import VerifiedRows
+from engine.kernels.triton.draws_numbers import GROUP
+from engine.kernels.triton.logits import GroupStats, groups_of_a_program, store_stats
 
-TILE = 2048
 IN_PROMPT = 1 << 30
 """Set in `EditTables.seen` where the prompt holds the token."""
 _IN_PROMPT = tl.constexpr(IN_PROMPT)
-WORD = 32
 
 
 @dataclass(frozen=True)
@@ -73,11 +73,43 @@ def _penalised(value, occurrences, factors, drafts, along, ahead, token):
 
 
 @triton.jit
+def _biased(value, token, ids, values, count):
+    """Adds the biases, one by one: a token may have several."""
+    for i in range(count):
+        value = tl.where(token == tl.load(ids + i), value + tl.load(values + i), value)
+    return value
+
+
+@triton.jit
+def _forbidden(value, token, held, stops, early, masks, mask_row, words, MASKED: tl.constexpr):
+    """Sets the first `early` stops, and what the row's mask forbids, to minus infinity."""
+    for i in range(early):
+        value = tl.where(token == tl.load(stops + i), float("-inf"), value)
+    if MASKED:  # noqa: SIM102 (without masks there is nothing to compile)
+        if mask_row >= 0:
+            word = tl.load(masks + mask_row * words + token // 32, mask=held, other=0)
+            value = tl.where(((word >> (token % 32)) & 1) > 0, value, float("-inf"))
+    return value
+
+
+@triton.jit
+def _asked(slot, position, mask_row, floats, bias_counts, stop_counts, stop_from, fields):
+    """(Whether penalised, how many biases, how many stops are too early, whether any edit is asked for)."""
+    factors = floats + slot * fields + 3
+    plain = (tl.load(factors) == 1.0) & (tl.load(factors + 1) == 0.0) & (tl.load(factors + 2) == 0.0)
+    penalised = (plain == 0).to(tl.int32)
+    biased = tl.load(bias_counts + slot)
+    early = tl.where(position < tl.load(stop_from + slot), tl.load(stop_counts + slot), 0)
+    return penalised, biased, early, (penalised > 0) | (biased > 0) | (early > 0) | (mask_row >= 0)
+
+
+@triton.jit
 def _edit(
     logits, slots, positions, row_groups, row_ahead, drafts, floats, seen, bias_ids, bias_values, bias_counts,
-    stop_ids, stop_counts, stop_from, masks, mask_rows, stride, across, along, columns, words, fields, biases,
-    stops,
-    LINES: tl.constexpr, WORD: tl.constexpr, DRAFTED: tl.constexpr, MASKED: tl.constexpr,
+    stop_ids, stop_counts, stop_from, masks, mask_rows, tops, args, sums, stride, across, along, columns,
+    words, groups, fields, biases, stops,
+    GROUPS: tl.constexpr, SIZE: tl.constexpr, DRAFTED: tl.constexpr, MASKED: tl.constexpr,
+    STATS: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + row).to(tl.int64)
@@ -85,33 +117,35 @@ def _edit(
     if MASKED:
         mask_row = tl.load(mask_rows + row).to(tl.int64)
     if slot >= 0:
-        factors = floats + slot * fields + 3
-        plain = (tl.load(factors) == 1.0) & (tl.load(factors + 1) == 0.0) & (tl.load(factors + 2) == 0.0)
-        biased = tl.load(bias_counts + slot)
-        early = tl.where(tl.load(positions + row) < tl.load(stop_from + slot), tl.load(stop_counts + slot), 0)
-        if (plain == 0) | (biased > 0) | (early > 0) | (mask_row >= 0):
-            line = tl.program_id(1) * LINES + tl.arange(0, LINES)
-            token = line[:, None] * WORD + tl.arange(0, WORD)[None, :]
-            held = token < columns
-            at = logits + row * stride + token
-            value = tl.load(at, mask=held, other=0.0)
-            for i in range(biased):
-                more = tl.load(bias_values + slot * biases + i)
-                value = tl.where(token == tl.load(bias_ids + slot * biases + i), value + more, value)
-            if plain == 0:
+        penalised, biased, early, asked = _asked(
+            slot, tl.load(positions + row), mask_row, floats, bias_counts, stop_counts, stop_from, fields
+        )
+        group = tl.program_id(1) * GROUPS + tl.arange(0, GROUPS)
+        token = group[:, None] * SIZE + tl.arange(0, SIZE)[None, :]
+        held = token < columns
+        value = tl.full((GROUPS, SIZE), float("-inf"), tl.float32)
+        at = logits + row * stride + token
+        if STATS:
+            value = tl.load(at, mask=held, other=float("-inf"))
+        if asked:
+            if not STATS:
+                value = tl.load(at, mask=held, other=float("-inf"))
+            value = _biased(value, token, bias_ids + slot * biases, bias_values + slot * biases, biased)
+            if penalised > 0:
                 occurrences = tl.load(seen + slot * columns + token, mask=held, other=0)
                 ahead = tl.zeros((), tl.int64)
                 if DRAFTED:
                     ahead = tl.load(row_ahead + row)
                     drafts += tl.load(row_groups + row) * across
+                factors = floats + slot * fields + 3
                 value = _penalised(value, occurrences, factors, drafts, along, ahead, token)
-            for i in range(early):
-                value = tl.where(token == tl.load(stop_ids + slot * stops + i), float("-inf"), value)
-            if mask_row >= 0:
-                word = tl.load(masks + mask_row * words + line, mask=line < words, other=0)
-                allowed = (word[:, None] >> tl.arange(0, WORD)[None, :]) & 1
-                value = tl.where(allowed > 0, value, float("-inf"))
+            value = _forbidden(
+                value, token, held, stop_ids + slot * stops, early, masks, mask_row, words, MASKED
+            )
             tl.store(at, value, mask=held)
+        if STATS:
+            temperature, into = tl.load(floats + slot * fields), row * groups + group
+            store_stats(value, into, group < groups, group * SIZE, temperature, tops, args, sums)
 
 
 @triton.jit
@@ -128,38 +162,53 @@ def _count(seen, slots, floats, tokens, counts, columns, width, fields, LANES: t
             tl.atomic_add(seen + slot * columns + token, tl.full((LANES,), 1, tl.int32), mask=held)
 
 
+@dataclass(frozen=True)
+class RowMasks:
+    """Grammar masks: words int32 [n, ceil(V / 32)], and rows int64 [R], which of them each row has; -1: none.
+
+    Bit t % 32 of word t // 32 is 1 where token t is allowed.
+    """
+
+    words: Tensor
+    rows: Tensor
+
+
 def edit(
     logits: Tensor,
     rows: VerifiedRows,
     tables: EditTables,
     draft_ids: Tensor | None = None,
-    masks: Tensor | None = None,
-    mask_rows: Tensor | None = None,
+    masks: RowMasks | None = None,
+    stats: GroupStats | None = None,
 ) -> None:
     """Edits rows in place.
 
     logits     float32 [R, V]
     rows       of each; those with a negative slot are left as they are
     draft_ids  int64 [groups, gamma]: row i of a group has seen the first i; None: every row stands alone
-    masks      int32 [n, ceil(V / 32)], bit t % 32 of word t // 32 is 1 where token t is allowed
-    mask_rows  int64 [R], the row of `masks` of each, -1 for none; with `masks` only
+    stats      `logits.new_stats`: written at the slots' temperatures, of edited rows and of all others
     raises     ShapeMismatch
     """
     count, columns = logits.shape
-    words = triton.cdiv(columns, WORD)
+    words, groups = triton.cdiv(columns, 32), triton.cdiv(columns, GROUP)
     if rows.slots.shape != (count,) or tables.seen.shape[1] != columns:
         raise ShapeMismatch(f"logits are {tuple(logits.shape)}, {rows.slots.shape[0]} rows are described")
-    if (masks is None) != (mask_rows is None) or (masks is not None and masks.shape[1] != words):
-        raise ShapeMismatch(f"a vocabulary of {columns} has masks of {words} words, and one of a row")
+    if masks is not None and (masks.words.shape[1] != words or masks.rows.shape != (count,)):
+        raise ShapeMismatch(f"a vocabulary of {columns} has masks of {words} words, and one a row")
+    if stats is not None and stats.tops.shape != (count, groups):
+        raise ShapeMismatch(f"statistics are {tuple(stats.tops.shape)}, not {(count, groups)}")
     if count:
-        across, along = (0, 0) if draft_ids is None else draft_ids.stride()
-        _edit[(count, triton.cdiv(columns, TILE))](
+        # Edits take twice the registers of statistics alone.
+        several = min(16, groups_of_a_program(count))
+        _edit[(count, triton.cdiv(groups, several))](
             logits, rows.slots, rows.positions, rows.groups, rows.ahead,
             rows.ahead if draft_ids is None else draft_ids, tables.floats, tables.seen, tables.bias_ids,
             tables.bias_values, tables.bias_counts, tables.stop_ids, tables.stop_counts, tables.stop_from,
-            masks, mask_rows, logits.stride(0), across, along, columns, words, tables.floats.stride(0),
-            tables.bias_ids.shape[1], tables.stop_ids.shape[1], TILE // WORD, WORD, draft_ids is not None,
-            masks is not None,
+            *((None, None) if masks is None else (masks.words, masks.rows)),
+            *((None, None, None) if stats is None else (stats.tops, stats.args, stats.sums)),
+            logits.stride(0), *((0, 0) if draft_ids is None else draft_ids.stride()), columns, words, groups,
+            tables.floats.stride(0), tables.bias_ids.shape[1], tables.stop_ids.shape[1], several, GROUP,
+            draft_ids is not None, masks is not None, stats is not None,
         )  # fmt: skip
 
 

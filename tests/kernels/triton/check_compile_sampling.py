@@ -30,29 +30,61 @@ POINTERS = {
     "mask_rows": "*i64", "previous": "*i64", "chosen": "*i64", "logprobs": "*fp32", "values": "*fp32",
     "w1": "*bf16", "w2": "*bf16",
 }  # fmt: skip
-OTHER: dict[str, dict[str, str]] = {"draw": {"ids": "*i32"}, "spread": {"rows": "i32"}}
-OTHER |= {name: {"rows": "i32"} for name in ("bias", "bias of many rows")}
+STATS = ("tops", "args", "sums")
+OTHER: dict[str, dict[str, str]] = {
+    **{name: {"ids": "*i32"} for name in ("draw", "draw of a draft", "draw of few")},
+    **{name: {"rows": "i32"} for name in ("spread", "bias", "bias of many rows", "bias of a given e")},
+}
 """Where a name means another type."""
+ROW: dict[str, Any] = {"PLACES": 1024, "SIZE": 128}
+NARROW: dict[str, Any] = {"PLACES": 1, "SIZE": 128, "groups": 1}
+"""A row of one group: Triton makes constants of ones."""
+JUDGE: dict[str, Any] = {"GROUPS": 128, "LANES": 8}
+EDIT: dict[str, Any] = {"GROUPS": 16, "SIZE": 128}
 CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "group_stats": (logits._group_stats, {"GROUPS": 32, "SIZE": 128, "TEMPERED": True}),
-    "draw": (draws._draw, {"PLACES": 1024, "SIZE": 128, "MOST": 512, "DRAFTS": True}),
+    "group_stats of any": (
+        logits._group_stats,
+        {"GROUPS": 8, "SIZE": 128, "TEMPERED": False, "slots": None, "floats": None, "width": 1, "fields": 0},
+    ),
+    "draw": (draws._draw, ROW | {"MOST": 512, "DRAFTS": False, "repeats": None, "step": 0}),
+    "draw of a draft": (draws._draw, ROW | {"MOST": 512, "DRAFTS": True}),
+    "draw of few": (draws._draw, NARROW | {"MOST": 512, "DRAFTS": True, "step": 1}),
     "search": (draws._search, {"WIDE": 1024}),
     "bias": (markov._bias, {"ROWS": 16, "SIZE": 128, "STEP": 64, "LOOKED_UP": True}),
     "bias of many rows": (markov._bias, {"ROWS": 64, "SIZE": 128, "STEP": 64, "LOOKED_UP": True}),
-    "choose": (markov._choose, {"PLACES": 1024, "SIZE": 128}),
-    "edit": (masks._edit, {"LINES": 64, "WORD": 32, "DRAFTED": True, "MASKED": True}),
+    "bias of a given e": (
+        markov._bias,
+        {"ROWS": 16, "SIZE": 128, "STEP": 64, "LOOKED_UP": False, "previous": None},
+    ),
+    "choose": (markov._choose, ROW),
+    "choose of few": (markov._choose, NARROW | {"step": 1}),
+    "edit": (masks._edit, EDIT | {"DRAFTED": True, "MASKED": True, "STATS": False} | dict.fromkeys(STATS)),
+    "edit with statistics": (masks._edit, EDIT | {"DRAFTED": True, "MASKED": True, "STATS": True}),
+    "edit without masks": (
+        masks._edit,
+        EDIT | {"DRAFTED": False, "MASKED": False, "STATS": True, "masks": None, "mask_rows": None},
+    ),
     "count": (masks._count, {"LANES": 8}),
-    "best": (logits_best._best, {"PLACES": 1024, "SIZE": 128}),
+    "best": (logits_best._best, ROW),
+    "best of few": (logits_best._best, NARROW | {"most": 1}),
     "spread": (accept_rows._spread, {"GROUPS": 128, "LANES": 8}),
-    "judge": (accept._judge, {"GROUPS": 128, "LANES": 8, "PLACES": 1024, "DENSE": True}),
-    "judge one-hot": (accept._judge, {"GROUPS": 128, "LANES": 8, "PLACES": 1, "DENSE": False}),
-    "sums": (accept_residual._sums, {"GROUPS": 16, "SIZE": 128, "DENSE": True}),
-    "sums one-hot": (accept_residual._sums, {"GROUPS": 16, "SIZE": 128, "DENSE": False}),
-    "replace": (accept_residual._replace, {"PLACES": 1024, "SIZE": 128, "DENSE": True}),
+    "judge": (accept._judge, JUDGE | {"PLACES": 1024, "DENSE": True, "id_along": 1, "along": 1}),
+    "judge one-hot": (
+        accept._judge,
+        JUDGE
+        | {"PLACES": 1, "DENSE": False, "draft_logits": None, "draft_tops": None, "draft_sums": None}
+        | {"places": 1, "gamma": 1, "across": 1},
+    ),
+    "sums": (accept_residual._sums, {"GROUPS": 16, "SIZE": 128, "DENSE": True, "across": 1}),
+    "sums one-hot": (accept_residual._sums, {"GROUPS": 16, "SIZE": 128, "DENSE": False, "along": 1}),
+    "replace": (accept_residual._replace, ROW | {"DENSE": True, "across": 1}),
+    "replace one-hot": (accept_residual._replace, NARROW | {"DENSE": False, "along": 1, "places": 1}),
 }
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_compiles(name: str) -> None:
     kernel, constants = CASES[name]
-    compiled(kernel, POINTERS | OTHER.get(name, {}), constants)
+    known = {key: value for key, value in constants.items() if key in kernel.arg_names}
+    compiled(kernel, POINTERS | OTHER.get(name, {}), known)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from engine.errors import ShapeMismatch
 from engine.grammar.pipeline_buffers import forbid
-from engine.kernels.triton import masks
+from engine.kernels.triton import logits, masks
 from engine.kernels.triton.accept_rows import spread
 from engine.messages import Sampling
 from engine.runner import edits
@@ -82,11 +82,16 @@ def test_rows_are_edited_as_the_plain_code_edits_them(columns: int) -> None:
     mask_rows = torch.full((len(out),), -1, device=DEVICE)
     mask_rows[constrained] = torch.arange(2, device=DEVICE)
     described_rows = described(slots, lens, len(out))
-    masks.edit(out, described_rows, tables(slots, columns), ids, words, mask_rows)
+    stats = logits.new_stats(out)
+    masks.edit(out, described_rows, tables(slots, columns), ids, masks.RowMasks(words, mask_rows), stats)
     assert torch.equal(out[-1], rows[0]), "padding stays as it is"
     assert torch.allclose(out[:-1], wanted, rtol=1e-6, atol=1e-6)
     assert torch.equal(out[:3], wanted[:3])
     assert not torch.equal(wanted, rows)
+    right = logits.group_stats(out, described_rows.slots, slots.parameters.floats)
+    assert torch.equal(stats.tops[:-1], right.tops[:-1])
+    assert torch.equal(stats.args[:-1], right.args[:-1])
+    assert torch.equal(stats.sums[:-1], right.sums[:-1])
 
 
 def test_rows_that_stand_alone() -> None:
@@ -121,9 +126,11 @@ def test_columns_must_agree() -> None:
     rows, made = torch.zeros(1, 70, device=DEVICE), tables(slots, 70)
     laid = described(slots, [1], 1)
     with pytest.raises(ShapeMismatch):
-        masks.edit(rows, laid, made, masks=torch.zeros(1, 2, dtype=torch.int32), mask_rows=laid.groups)
+        masks.edit(rows, laid, made, masks=masks.RowMasks(torch.zeros(1, 2).int(), laid.groups))
     with pytest.raises(ShapeMismatch):
         masks.edit(rows[:, :60], laid, made)
+    with pytest.raises(ShapeMismatch):
+        masks.edit(rows, laid, made, stats=logits.new_stats(rows[:0]))
     with pytest.raises(ShapeMismatch):
         masks.count_tokens(made, laid.slots, torch.zeros(2, 1, dtype=torch.int64), laid.slots)
     masks.edit(rows[:0], described(slots, [0], 0), made)
