@@ -45,9 +45,10 @@ def job_of(args: argparse.Namespace) -> Job:
     """The flags as a job: real widths on devices, the model of --model-path elsewhere."""
     cuda = args.device == "cuda"
     ranks = args.ranks or min(2, torch.cuda.device_count() if cuda else 2)
+    dtype = "bfloat16" if cuda or args.kernels == "triton" else "float32"
     settings = Settings(
         model_path=str(FLASH) if cuda and not args.geometry else args.geometry or args.model_path,
-        load_format="dummy", device=args.device, dtype="bfloat16" if cuda else "float32",
+        load_format="dummy", device=args.device, dtype=dtype,
         kernels=args.kernels, dp_size=ranks, ep_size=ranks,
     )  # fmt: skip
     if args.quick:
