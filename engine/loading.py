@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from engine.actors.capacity import CostTable
+from engine.allocator import keep_freed_memory
 from engine.cache_sizes import CacheSizes, cache_sizes, free_host_bytes
 from engine.config import Settings
 from engine.cost_table import cost_table_for, subject_of
@@ -93,6 +94,7 @@ def load_rank(settings: Settings, say: Say, groups: Groups = ALONE) -> Loaded:
     raises  ConfigError, CheckpointError
     """
     begin = time.perf_counter()
+    keep_freed_memory()
     device, dtype = torch.device(settings.device), getattr(torch, settings.dtype)
     say(f"loading {settings.model_path} ({settings.load_format}, {settings.dtype}, {settings.device})")
     config, memory = ModelConfig.from_json(settings.model_path), MemoryTable(device)

@@ -24,7 +24,7 @@ OF_SAMPLES = (
 )
 OF_PROCESSES = (
     ("Resident memory", "MiB", "rss_mib"),
-    ("Memory, shared pages shared out", "MiB", "pss_mib"),
+    ("Memory without pages of files", "MiB", "own_mib"),
     ("Descriptors", "open", "descriptors"),
     ("Threads", "running", "threads"),
 )

@@ -17,14 +17,14 @@ LISTEN = "0A"
 class Usage:
     """One process at one moment; memory in MiB.
 
-    pss_mib  pages that several processes map are shared out among them
+    own_mib  of rss_mib what is no file's: pages of files come and go with the host's needs
     shared   shared-memory objects that it maps
     """
 
     name: str
     pid: int
     rss_mib: float
-    pss_mib: float
+    own_mib: float
     descriptors: int
     threads: int
     shared: tuple[str, ...]
@@ -75,7 +75,6 @@ def usage(pid: int, name: str) -> Usage | None:
     folder = PROC / str(pid)
     try:
         status = _fields(folder / "status")
-        rollup = _fields(folder / "smaps_rollup")
         maps = (folder / "maps").read_text()
     except OSError:
         return None
@@ -85,7 +84,7 @@ def usage(pid: int, name: str) -> Usage | None:
         name,
         pid,
         rss_mib=status.get("VmRSS", 0) / 1024,
-        pss_mib=rollup.get("Pss", 0) / 1024,
+        own_mib=(status.get("RssAnon", 0) + status.get("RssShmem", 0)) / 1024,
         descriptors=len(_names(folder / "fd")),
         threads=status.get("Threads", 0),
         shared=tuple(shared),

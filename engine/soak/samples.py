@@ -53,7 +53,7 @@ class Samples:
                 "processes": {
                     one.name: {
                         "rss_mib": round(one.rss_mib, 2),
-                        "pss_mib": round(one.pss_mib, 2),
+                        "own_mib": round(one.own_mib, 2),
                         "descriptors": one.descriptors,
                         "threads": one.threads,
                     }
@@ -70,7 +70,7 @@ class Samples:
         return [row for row in self.rows if row["at_s"] >= from_s]
 
     def slopes(self) -> dict[str, float | None]:
-        """MiB of resident memory an hour, of each process that lived until the end."""
+        """MiB of memory of its own an hour, of each process that lived until the end."""
         rows = self.settled()
         names = list(rows[-1]["processes"]) if rows else []
         return {name: slope_of([row for row in rows if name in row["processes"]], name) for name in names}
@@ -78,6 +78,6 @@ class Samples:
 
 def slope_of(rows: list[dict[str, Any]], name: str) -> float | None:
     """MiB an hour; None for too few samples."""
-    memory = [row["processes"][name]["rss_mib"] for row in rows]
+    memory = [row["processes"][name]["own_mib"] for row in rows]
     slope = slope_per_hour([row["at_s"] for row in rows], memory)
     return None if slope is None else round(slope, 3)

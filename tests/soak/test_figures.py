@@ -49,7 +49,7 @@ def rows(minutes: int, mib_h: float) -> list[dict[str, Any]]:
     return [
         {
             "at_s": 60.0 * minute,
-            "processes": {"api": {"rss_mib": 100 + min(minute, 9) * 5 + mib_h * minute / 60}},
+            "processes": {"api": {"own_mib": 100 + min(minute, 9) * 5 + mib_h * minute / 60}},
         }
         for minute in range(minutes + 1)
     ]
@@ -81,7 +81,7 @@ def test_samples_are_of_what_came_since_the_last() -> None:
     assert [row["latency_ms_p99"] for row in samples.rows] == [3000.0, 500.0]
     assert [row["acceptance"] for row in samples.rows] == [0.6, 0.25]
     (mine,) = [one for one in watch.usages() if one.pid == os.getpid()]
-    assert samples.rows[0]["processes"][mine.name]["rss_mib"] > 10
+    assert samples.rows[0]["processes"][mine.name]["own_mib"] > 10
 
 
 def test_leaked_descriptors_and_threads_are_told_once() -> None:
