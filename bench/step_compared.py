@@ -15,7 +15,7 @@ from engine.model.ops import TorchOps
 
 PURE = (
     "linear", "project", "group_linear", "rms_norm", "mhc_pre", "mhc_post", "collapse", "head_rows", "attend",
-    "index_scores", "experts", "expert_rows", "join_choices", "shared_expert",
+    "index_scores", "experts", "expert_rows", "join_choices", "shared_expert", "pack", "unpack",
 )  # fmt: skip
 WRITING = {"linear_to": 3, "rotate": 0, "keep_latent": 3, "close_c4": 6, "close_c128": 6}
 """Place of the argument that an operation writes."""

@@ -25,6 +25,7 @@ from engine.kernels.triton.index_scores import index_scores
 from engine.kernels.triton.linear import linear_bf16, linear_coded, linear_fp8
 from engine.kernels.triton.mhc import mhc_post, mhc_pre
 from engine.kernels.triton.norm import rms_norm
+from engine.kernels.triton.pack import pack, unpack
 from engine.kernels.triton.quantise import swiglu
 from engine.kernels.triton.rope import q_norm_rope, rotate
 from engine.kernels.triton.routing import route
@@ -172,6 +173,14 @@ class TritonOps(TorchOps):
         if not isinstance(moe.routed, Fp4Experts):
             return super().expert_rows(x, ids.long(), weights, moe, limit)
         return choice_rows(x, ids, weights, moe.routed, limit)
+
+    def pack(self, x: Tensor, ids: Tensor, weights: Tensor, rows: int) -> Tensor:
+        """As TorchOps.pack."""
+        return pack(x, ids, weights, rows)
+
+    def unpack(self, packed: Tensor, like: Tensor, choices: int, first: int) -> tuple[Tensor, Tensor, Tensor]:
+        """As TorchOps.unpack; ids are int32."""
+        return unpack(packed, like.shape[1], choices, first)
 
     def join_choices(self, parts: Tensor, shared: Tensor) -> Tensor:
         """As TorchOps.join_choices."""

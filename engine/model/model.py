@@ -54,7 +54,7 @@ class Layer:
         if rows.padding is not None:
             outside = rows.padding.unsqueeze(1)
             ids, weights = ids.masked_fill(outside, -1), weights.masked_fill(outside, 0)
-        return Dispatched(x, self.routed.send(x, ids, weights, rows.agreed), streams, post, comb)
+        return Dispatched(x, self.routed.send(self.ops, x, ids, weights, rows.agreed), streams, post, comb)
 
     def experts(self, rows: Dispatched) -> Tensor:
         """What this rank's routed experts give to the rows that they got."""

@@ -141,6 +141,30 @@ class TorchOps(AttentionOps):
         """The sum over choices, float32 [T, H], of rows [T, k, H]."""
         return rows.sum(1, dtype=torch.float32)
 
+    def pack(self, x: Tensor, ids: Tensor, weights: Tensor, rows: int) -> Tensor:
+        """Rows for other ranks, uint8 [rows, bytes]: x [T, H], ids and weights [T, k] side by side.
+
+        T is at most `rows`; ids of -1 are no choice, and so are all of the rows past T.
+        """
+        count, choices = ids.shape
+        wide = x.shape[1] * x.element_size()
+        # Zero bytes are zero values and, as ids travel one higher, no expert.
+        out = torch.zeros(rows, wide + 8 * choices, dtype=torch.uint8, device=x.device)
+        out[:count, :wide] = x.contiguous().view(torch.uint8)
+        out[:count, wide : wide + 4 * choices] = (ids + 1).int().view(torch.uint8)
+        out[:count, wide + 4 * choices :] = weights.contiguous().view(torch.uint8)
+        return out
+
+    def unpack(self, packed: Tensor, like: Tensor, choices: int, first: int) -> tuple[Tensor, Tensor, Tensor]:
+        """x [n, H] as `like` has it, ids [n, k] numbered from expert `first` on, weights [n, k] float32."""
+        wide = like.shape[1] * like.element_size()
+        moved = packed[:, wide : wide + 4 * choices].contiguous().view(torch.int32)
+        return (
+            packed[:, :wide].contiguous().view(like.dtype),
+            moved.long() - (1 + first),
+            packed[:, wide + 4 * choices :].contiguous().view(torch.float32),
+        )
+
     def join_choices(self, parts: Tensor, shared: Tensor) -> Tensor:
         """The sums over choices of this rank's T rows, plus `shared` [T, H]; its type.
 

@@ -37,7 +37,7 @@ class ExpertRows:
 class Experts(Protocol):
     """The way to the routed experts and back, in three stages; the middle one is without communication."""
 
-    def send(self, x: Tensor, ids: Tensor, weights: Tensor, rows: int) -> ExpertRows:
+    def send(self, ops: TorchOps, x: Tensor, ids: Tensor, weights: Tensor, rows: int) -> ExpertRows:
         """This rank's rows x [T, H] and choices [T, k] out, all ranks' rows in.
 
         ids   -1 for padding
@@ -54,7 +54,7 @@ class Experts(Protocol):
 class LocalExperts:
     """Every expert is here."""
 
-    def send(self, x: Tensor, ids: Tensor, weights: Tensor, rows: int) -> ExpertRows:
+    def send(self, ops: TorchOps, x: Tensor, ids: Tensor, weights: Tensor, rows: int) -> ExpertRows:
         """As Experts.send."""
         return ExpertRows(x, ids, weights)
 
@@ -73,24 +73,12 @@ class SpreadExperts:
     def __init__(self, group: Group, first: int) -> None:
         self.group, self.first = group, first
 
-    def send(self, x: Tensor, ids: Tensor, weights: Tensor, rows: int) -> ExpertRows:
+    def send(self, ops: TorchOps, x: Tensor, ids: Tensor, weights: Tensor, rows: int) -> ExpertRows:
         """As Experts.send, in one collective: x, ids and weights of a row lie side by side as bytes."""
-        count, choices = ids.shape
-        if count > rows:
-            raise ShapeMismatch(f"{count} rows, but the ranks agreed on {rows}")
-        wide = x.shape[1] * x.element_size()
-        # Zero bytes are zero values and, as ids travel one higher, no expert.
-        out = torch.zeros(rows, wide + 8 * choices, dtype=torch.uint8, device=x.device)
-        out[:count, :wide] = x.contiguous().view(torch.uint8)
-        out[:count, wide : wide + 4 * choices] = (ids + 1).int().view(torch.uint8)
-        out[:count, wide + 4 * choices :] = weights.contiguous().view(torch.uint8)
-        every = self.group.there.gather(out).flatten(0, 1)
-        moved = every[:, wide : wide + 4 * choices].contiguous().view(torch.int32)
-        return ExpertRows(
-            every[:, :wide].contiguous().view(x.dtype),
-            moved.long() - (1 + self.first),
-            every[:, wide + 4 * choices :].contiguous().view(torch.float32),
-        )
+        if len(x) > rows:
+            raise ShapeMismatch(f"{len(x)} rows, but the ranks agreed on {rows}")
+        every = self.group.there.gather(ops.pack(x, ids, weights, rows)).flatten(0, 1)
+        return ExpertRows(*ops.unpack(every, x, ids.shape[1], self.first))
 
     def run(self, ops: TorchOps, sent: ExpertRows, moe: MoeWeights, limit: float) -> Tensor:
         """As Experts.run: [n, k, H], a row for each choice."""

@@ -12,6 +12,7 @@ import torch
 from engine.config import Settings
 from engine.errors import CollectiveFailed, ConfigError, ShapeMismatch
 from engine.model.groups import ALONE, ONE, Group, Groups
+from engine.model.ops import TorchOps
 from engine.model.parallel import SpreadExperts
 from engine.model.share import share_of
 from engine.runner.collectives import open_groups
@@ -64,4 +65,4 @@ def test_settings_that_contradict_are_refused() -> None:
 def test_more_rows_than_the_ranks_agreed_on_are_refused() -> None:
     x, ids = torch.zeros(3, 8), torch.zeros(3, 2, dtype=torch.int64)
     with pytest.raises(ShapeMismatch, match="3 rows, but the ranks agreed on 2"):
-        SpreadExperts(ONE, 0).send(x, ids, torch.zeros(3, 2), 2)
+        SpreadExperts(ONE, 0).send(TorchOps(), x, ids, torch.zeros(3, 2), 2)

@@ -9,7 +9,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from engine.kernels.triton import combine, experts, head, linear, mhc, norm, quantise, routing
+from engine.kernels.triton import combine, experts, head, linear, mhc, norm, pack, quantise, routing
 
 HOPPER = GPUTarget("cuda", 90, 32)
 POINTERS = {
@@ -54,6 +54,8 @@ CASES: dict[str, tuple[Any, dict[str, str], dict[str, Any]]] = {
     "down": (experts._down, {"w": "*i16"}, {"ROWS": 16, "OUTPUTS": 128, "STEP": 128, "SCALE_GROUP": 32}),
     "combine": (combine._combine, {}, {"CHOICES": 6, "WIDE": 1024, "EXTRA": True}),
     "join": (combine._join, {}, {"PARTS": 2, "CHOICES": 6, "WIDE": 1024}),
+    "pack": (pack._pack, {"out": "*u8"}, {"CHOICES": 6, "PADDED": 8, "WIDE": 4096}),
+    "unpack": (pack._unpack, {"packed": "*u8"}, {"CHOICES": 6, "PADDED": 8, "WIDE": 4096}),
 }  # fmt: skip
 
 

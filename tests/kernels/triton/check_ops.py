@@ -12,7 +12,7 @@ from torch import Tensor
 from bench.step_compared import PURE, WRITING, ComparedOps
 from bench.step_parity import FAR, OPERATION, Differs, judged, rows_apart, with_operations
 from engine.config import Settings
-from engine.errors import ConfigError
+from engine.errors import ConfigError, ShapeMismatch
 from engine.kernel_sets import operations
 from engine.kernels.triton import head, oracle, quantise
 from engine.kernels.triton.oracle_ops import OracleOps
@@ -42,6 +42,8 @@ FIELDS: dict[str, Any] = {
     "num_nextn_predict_layers": 0, "bos_token_id": 0, "eos_token_id": 1,
 }  # fmt: skip
 BF16 = torch.bfloat16
+SPREAD = {"expert_rows", "join_choices", "pack", "unpack"}
+"""Operations of experts that other ranks have."""
 
 
 def model(ops: TorchOps, config: ModelConfig) -> DeepseekV4:
@@ -86,7 +88,7 @@ def test_a_model_by_kernels_is_the_model_by_torch() -> None:
     compared = ComparedOps(own, plain)
     forward(with_operations(kernels, compared), held, plan)
     own.check()
-    every = {*PURE, *WRITING, "norm_rotate", "route", "select"} - {"collapse", "expert_rows", "join_choices"}
+    every = {*PURE, *WRITING, "norm_rotate", "route", "select"} - {"collapse"} - SPREAD
     assert compared.calls.keys() == every
     assert max(compared.worst.values()) < OPERATION, compared.worst
     out = forward(with_operations(kernels, own), held, plan)
@@ -118,6 +120,22 @@ def test_experts_of_another_rank_leave_zero_rows() -> None:
     assert distance(joined, TorchOps().join_choices(parts, shared)) < 4e-3
     both = ops.shared_expert(x, moe, 10.0), OracleOps().shared_expert(x, moe, 10.0)
     assert distance(*both) < 6e-3
+
+
+@pytest.mark.parametrize(("count", "rows"), [(0, 2), (3, 3), (3, 5)])
+def test_rows_arrive_as_they_were_sent(count: int, rows: int) -> None:
+    kernels, plain = TritonOps(torch.device(DEVICE)), TorchOps()
+    x, weights = values(1, count, 192), torch.rand(count, 3, generator=seeded(1), device=DEVICE)
+    ids = torch.randint(-1, 9, (count, 3), generator=seeded(2), device=DEVICE, dtype=torch.int32)
+    packed = kernels.pack(x, ids, weights, rows)
+    assert torch.equal(packed, plain.pack(x, ids, weights, rows))
+    both = kernels.unpack(packed, x, 3, 4), plain.unpack(packed, x, 3, 4)
+    assert all(torch.equal(own, right) for own, right in zip(*both, strict=True))
+    assert torch.equal(both[0][1][:count], ids - 4)
+    assert not both[0][0][count:].any()
+    assert bool((both[0][1][count:] == -5).all())
+    with pytest.raises(ShapeMismatch):
+        kernels.pack(x.float(), ids, weights, rows)
 
 
 @pytest.mark.parametrize("rows", [0, 3])
