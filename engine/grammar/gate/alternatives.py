@@ -15,8 +15,8 @@ from engine.grammar.gate.charset import ALL
 from engine.grammar.gate.document import Node
 from engine.grammar.gate.nfa import from_tree
 from engine.grammar.gate.numbers import Number, Signed, spellings
-from engine.grammar.gate.pattern import Chars, Edge, Repeat, Seq, Tree
 from engine.grammar.gate.refusals import GrammarRefused
+from engine.grammar.gate.tree import Ahead, Chars, Edge, Repeat, Seq, Tree
 
 Goal = tuple[tuple[Node, bool], ...]
 ANYTHING: Goal = ()
@@ -153,7 +153,13 @@ def both(*goals: Goal) -> Goal:
 @lru_cache(maxsize=4096)
 def texts_with(tree: Tree) -> Dfa:
     """Texts in which a tree is found."""
-    return from_tree(tree)
+    parts = tree.parts if isinstance(tree, Seq) else (tree,)
+    aheads = [one for one in parts if isinstance(one, Ahead)]
+    if not aheads:
+        return from_tree(tree)
+    rest = Seq(tuple(one for one in parts if not isinstance(one, Ahead)))
+    conditions = [(from_tree(Seq((Edge(True), one.item))), one.wanted) for one in aheads]
+    return automaton.conjunction([(from_tree(rest), True), *conditions])
 
 
 @lru_cache(maxsize=4096)

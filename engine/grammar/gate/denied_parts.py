@@ -18,7 +18,7 @@ from engine.grammar.gate.alternatives import (
 from engine.grammar.gate.denied_values import letters
 from engine.grammar.gate.document import Node
 from engine.grammar.gate.keywords import arr_of, map_in, texts_in, tree_of
-from engine.grammar.gate.pattern import Edge, Either, Seq
+from engine.grammar.gate.tree import Edge, Either, Seq
 
 if TYPE_CHECKING:
     from engine.grammar.gate.expansion import Expansion

@@ -17,7 +17,7 @@ from engine.grammar.gate.charset import of
 from engine.grammar.gate.document import Node
 from engine.grammar.gate.keywords import enum_of, types_of
 from engine.grammar.gate.numbers import INTEGER, Number, equal_to
-from engine.grammar.gate.pattern import Chars, Edge, Seq, Tree
+from engine.grammar.gate.tree import Chars, Edge, Seq, Tree
 
 if TYPE_CHECKING:
     from engine.grammar.gate.expansion import Expansion

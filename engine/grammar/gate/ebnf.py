@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
+from engine.grammar.gate import charset
 from engine.grammar.gate.ebnf_rules import Atom, Group, Part, Ref, check_rules
 from engine.grammar.gate.jsontext import LIMITS, Limits
 from engine.grammar.gate.refusals import GrammarRefused
@@ -46,7 +47,7 @@ MACROS = ("TagDispatch", "Token", "ExcludeToken", "TokenTagDispatch")
 def ebnf_grammar(text: Any, limits: Limits = LIMITS) -> GrammarKey:
     """The key of a client's grammar. Raises GrammarRefused with the position of what is wrong.
 
-    Its text is the client's but for negated classes: the compiler would let bytes of surrogates through them.
+    Its text is the client's but for classes: the compiler would let bytes of surrogates through them.
     """
     if not isinstance(text, str) or not text.strip():
         raise GrammarRefused("must be a grammar that isn't empty")
@@ -94,29 +95,29 @@ class _Parser:
                 raise self._bad(f"the escape {text[escape.start() : escape.start() + 4]!r}", at)
             if known.group() in ("\\0", "\\x00", "\\u0000", "\\U00000000"):
                 raise self._bad("a NUL", at)
+            if known.group()[1] in "uU" and not _is_character(int(known.group()[2:], 16)):
+                raise self._bad(f"{known.group()} is no character", at)
 
     def _check_ranges(self, text: str, at: int) -> None:
-        """In a class without its brackets, as the compiler reads it."""
-        marks = list(_MEMBER.finditer(text.removeprefix("^")))
-        place = 0
-        while place < len(marks):
-            ranged = place + 2 < len(marks) and marks[place + 1].group() == "-"
-            if ranged and _point(marks[place]) > _point(marks[place + 2]):
-                raise self._bad("a range that isn't in order", at)
-            place += 3 if ranged else 1
+        """In a class, as the compiler reads it."""
+        if any(low > high for low, high, _ in _ranges(text)):
+            raise self._bad("a range that isn't in order", at)
 
     def _peek(self, ahead: int = 0) -> tuple[str, str, int]:
         at = self._at + ahead
         return self._items[at] if at < len(self._items) else ("end", "", len(self._text))
 
     def without_surrogates(self) -> str:
-        """The text, with surrogates named in every negated class."""
-        parts, last = [], 0
-        for kind, text, at in self._items:
+        """The text, with surrogates named in negated classes and left out of ranges that hold them."""
+        found = self._text
+        for kind, text, at in reversed(self._items):
             if kind == "class" and text.startswith("[^"):
-                parts += [self._text[last : at + 2], "\\ud800-\\udfff"]
-                last = at + 2
-        return "".join([*parts, self._text[last:]])
+                found = f"{found[: at + 2]}\\ud800-\\udfff{found[at + 2 :]}"
+            elif kind == "class":
+                for low, high, hyphen in reversed(_ranges(text)):
+                    if low < 0xD800 and high > 0xDFFF:
+                        found = f"{found[: at + hyphen]}-\\ud7ff\\ue000{found[at + hyphen :]}"
+        return found
 
     def rules(self) -> dict[str, Group]:
         """Rules by name."""
@@ -164,7 +165,7 @@ class _Parser:
         if kind == "class":
             if text in ("[]", "[^]"):
                 raise self._bad("an empty class", at)
-            self._check_ranges(text[1:-1], at)
+            self._check_ranges(text, at)
             return Atom(False)
         if kind == "name":
             if text in MACROS and self._peek()[1] == "(":
@@ -207,8 +208,25 @@ class _Parser:
         return low, high
 
 
+def _ranges(text: str) -> list[tuple[int, int, int]]:
+    """(first character, last, place of the hyphen) of each range of a class."""
+    begin = 2 if text.startswith("[^") else 1
+    marks = list(_MEMBER.finditer(text, begin, len(text) - 1))
+    found, place = [], 0
+    while place < len(marks):
+        ranged = place + 2 < len(marks) and marks[place + 1].group() == "-"
+        if ranged:
+            found.append((_point(marks[place]), _point(marks[place + 2]), marks[place + 1].start()))
+        place += 3 if ranged else 1
+    return found
+
+
 def _point(member: re.Match[str]) -> int:
     digits = member[1] or member[2] or member[3]
     if digits:
         return int(digits, 16)
     return _CONTROLS.get(member[4], ord(member[4])) if member[4] else ord(member[5])
+
+
+def _is_character(point: int) -> bool:
+    return point <= charset.LAST and not 0xD800 <= point <= 0xDFFF

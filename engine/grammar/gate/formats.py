@@ -6,7 +6,7 @@ A pattern may allow less than its standard does, never more. Names that are hint
 from __future__ import annotations
 
 from engine.grammar.gate import pattern
-from engine.grammar.gate.pattern import Tree
+from engine.grammar.gate.tree import Tree
 
 _LONG_MONTH = r"(?:0[13578]|1[02])-(?:0[1-9]|[12]\d|3[01])"
 _SHORT_MONTH = r"(?:0[469]|11)-(?:0[1-9]|[12]\d|30)"

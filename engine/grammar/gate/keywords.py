@@ -10,8 +10,8 @@ from engine.grammar.gate.alternatives import ANYTHING, Arr, Goal, Holds, Items, 
 from engine.grammar.gate.document import Document, Node
 from engine.grammar.gate.jsontext import step
 from engine.grammar.gate.numbers import Number, Signed
-from engine.grammar.gate.pattern import Tree
 from engine.grammar.gate.refusals import GrammarRefused
+from engine.grammar.gate.tree import Tree
 
 MAX_COUNT = 1 << 31
 TYPES = ("null", "boolean", "object", "array", "number", "string", "integer")

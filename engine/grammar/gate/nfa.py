@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator
 from engine.grammar.gate import charset
 from engine.grammar.gate.automaton import MAX_NFA, Dfa, explore
 from engine.grammar.gate.charset import Ranges
-from engine.grammar.gate.pattern import Chars, Edge, Either, Repeat, Seq, Tree
 from engine.grammar.gate.refusals import GrammarRefused
+from engine.grammar.gate.tree import Chars, Edge, Either, Repeat, Seq, Tree
 from engine.grammar.gate.work import spend
 
 
@@ -45,6 +45,8 @@ class _Nfa:
                 at = after
             self.jumps[at].append(("", end))
         else:
+            # Lookaheads are automata of their own.
+            assert isinstance(tree, Repeat)
             self._repeat(tree, start, end)
 
     def _repeat(self, tree: Repeat, start: int, end: int) -> None:

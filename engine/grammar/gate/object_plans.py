@@ -23,8 +23,8 @@ from engine.grammar.gate.array_plans import MAX_STATES, Productive
 from engine.grammar.gate.charset import ALL, of
 from engine.grammar.gate.expansion import Expansion
 from engine.grammar.gate.meeting import meet
-from engine.grammar.gate.pattern import Chars, Edge, Either, Repeat, Seq, Tree
 from engine.grammar.gate.refusals import GrammarRefused
+from engine.grammar.gate.tree import Chars, Edge, Either, Repeat, Seq, Tree
 
 MAX_PATTERNS = 5
 MAX_WAYS = 64

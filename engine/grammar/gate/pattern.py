@@ -3,56 +3,17 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from functools import lru_cache
 
 from engine.grammar.gate import charset
 from engine.grammar.gate.charset import Ranges
 from engine.grammar.gate.refusals import GrammarRefused
+from engine.grammar.gate.tree import Ahead, Chars, Edge, Either, Repeat, Seq, Tree
 
 MAX_CHARS = 1024
 MAX_DEPTH = 32
 MAX_REPEAT = 10_000
 
-
-@dataclass(frozen=True, slots=True)
-class Chars:
-    """One character of a set."""
-
-    ranges: Ranges
-
-
-@dataclass(frozen=True, slots=True)
-class Edge:
-    """`^` or `$`: the start or the end of the whole text."""
-
-    at_start: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Seq:
-    """Parts one after another."""
-
-    parts: tuple[Tree, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Either:
-    """One of several."""
-
-    options: tuple[Tree, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Repeat:
-    """`low` to `high` times; None: without end."""
-
-    item: Tree
-    low: int
-    high: int | None
-
-
-Tree = Chars | Edge | Seq | Either | Repeat
 
 _COUNTED = re.compile(r"\{([0-9]{1,9})(,([0-9]{0,9}))?\}")
 _CLASSES = {"d": charset.DIGIT, "w": charset.WORD, "s": charset.SPACE}
@@ -81,11 +42,15 @@ class _Parser:
         self._text = text
         self._at = 0
         self._depth = 0
+        # Behind `^` and the lookaheads that follow it.
+        self._lead = 1 if text.startswith("^") else -1
 
     def whole(self) -> Tree:
         tree = self._either()
         if self._at < len(self._text):
             raise self._bad("an unbalanced )")
+        if isinstance(tree, Either) and self._lead > 1:
+            raise self._bad("a lookahead in one of several alternatives")
         return tree
 
     def _bad(self, what: str) -> GrammarRefused:
@@ -119,8 +84,8 @@ class _Parser:
         bounds = self._bounds()
         if bounds is None:
             return item
-        if isinstance(item, Edge):
-            raise self._bad("a repeated ^ or $")
+        if isinstance(item, Edge | Ahead):
+            raise self._bad("a repeated ^, $ or lookahead")
         if self._peek() == "?":
             self._at += 1  # lazy: the same language
         if self._peek() == "+" or self._peek() == "*":
@@ -165,6 +130,12 @@ class _Parser:
 
     def _group(self) -> Tree:
         self._at -= 1
+        if self._at == self._lead and self._peek(3) in ("(?=", "(?!"):
+            wanted = self._peek(3) == "(?="
+            self._at += 3
+            tree = self._inside()
+            self._lead = self._at
+            return Ahead(tree, wanted)
         for start, name in _GROUPS.items():
             if self._peek(len(start)) == start:
                 raise self._bad(name)
@@ -172,6 +143,10 @@ class _Parser:
         self._at = named.end() if named else self._at
         if self._peek() == "?":
             raise self._bad("inline flags")
+        return self._inside()
+
+    def _inside(self) -> Tree:
+        """What stands in a group, up to its end."""
         self._depth += 1
         if self._depth > MAX_DEPTH:
             raise self._bad(f"nesting deeper than {MAX_DEPTH}")

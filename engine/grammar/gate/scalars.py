@@ -7,8 +7,8 @@ from engine.grammar.gate.alternatives import Num, Str, texts_meeting, texts_of
 from engine.grammar.gate.automaton import MAX_STATES, Dfa, without
 from engine.grammar.gate.ebnf_text import Rules, Spelling, choice, literal, one_of, repeat, sequence, written
 from engine.grammar.gate.numbers import INTEGER, spellings
-from engine.grammar.gate.pattern import Chars, Edge, Either, Repeat, Seq, Tree
 from engine.grammar.gate.refusals import GrammarRefused
+from engine.grammar.gate.tree import Ahead, Chars, Edge, Either, Repeat, Seq, Tree
 
 INTEGER_TEXT = '"-"? ("0" | [1-9] [0-9]*)'
 NUMBER_TEXT = '"-"? ("0" | [1-9] [0-9]*) ("." [0-9]+)? ([eE] [+\\-]? [0-9]{1,3})?'
@@ -71,7 +71,7 @@ def _with_length(tree: Tree, low: int, high: int | None) -> Tree | None:
 
 
 def _has_edge(tree: Tree) -> bool:
-    return any(isinstance(one, Edge) for one in _parts(tree))
+    return any(isinstance(one, Edge | Ahead) for one in _parts(tree))
 
 
 def _parts(tree: Tree) -> list[Tree]:

@@ -8,10 +8,10 @@ from engine.grammar.gate import jsontext, pattern
 from engine.grammar.gate.alternatives import Str, plainly_empty
 from engine.grammar.gate.ebnf_text import Rules, choice, literal
 from engine.grammar.gate.jsontext import LIMITS, Limits
-from engine.grammar.gate.pattern import Edge, Seq, Tree
 from engine.grammar.gate.refusals import GrammarRefused
 from engine.grammar.gate.scalars import string
 from engine.grammar.gate.schema import MAX_GRAMMAR_CHARS
+from engine.grammar.gate.tree import Edge, Seq, Tree
 from engine.grammar.key import GrammarKey
 
 

@@ -36,6 +36,9 @@ PATTERNS = [
     "a*$|^$",
     "x{0,2}|a",
     "^(a?b?){0,3}$|^-",
+    "^(?!ab)[a-c]+",
+    "^(?=.*\\d)(?!.*x$)(?!1|2-)[a-dx12]{2,}$",
+    "^(?=a|b$).",
 ]
 
 
@@ -78,6 +81,11 @@ def test_a_regex_matches_whole_texts(pattern: str) -> None:
     ("pattern", "why"),
     [
         ("(?=a)b", "a lookahead"),
+        ("^b(?=a)", "a lookahead"),
+        ("^(?!a)b|c", "one of several alternatives"),
+        ("^(?:(?!a)b)", "a negative lookahead"),
+        ("^(?=(?!a)b)", "a negative lookahead"),
+        ("^(?!a)*b", "a repeated"),
         ("(?<!a)b", "a negative lookbehind"),
         ("(a)\\1", "a backreference"),
         ("\\bword", "a word boundary"),
@@ -174,10 +182,14 @@ def test_grammars_of_clients_are_passed_on_as_they_are(grammar: str, yes: str, n
     assert not accepts(compiled(key), no)
 
 
-def test_a_negated_class_of_a_client_lets_no_half_of_a_pair_through() -> None:
-    matcher = xgr.GrammarMatcher(compiled(ebnf_grammar('root ::= [^"]')))
-    assert matcher.accept_token(0xED)
-    assert not matcher.accept_token(0xA0)
+def test_a_class_of_a_client_lets_no_half_of_a_pair_through() -> None:
+    for text in ('root ::= [^"]', "root ::= [a-\U0001f600] [\\u00e9-\\uffff]"):
+        matcher = xgr.GrammarMatcher(compiled(ebnf_grammar(text)))
+        assert matcher.accept_token(0xED)
+        assert not matcher.accept_token(0xA0)
+    grammar = compiled(ebnf_grammar("root ::= [xa-\U0001f600-] [\\u00e9-\\uffff]"))
+    assert all(accepts(grammar, text) for text in ("aé", "-\uffff", "\ud7ff\ue000", "😀中"))
+    assert not accepts(grammar, "Aé")
 
 
 @pytest.mark.parametrize(
@@ -202,6 +214,8 @@ def test_a_negated_class_of_a_client_lets_no_half_of_a_pair_through() -> None:
         ('root ::= "\\x41B"', "escape"),
         ('root ::= "\\-"', "escape"),
         ("root ::= [\\d]", "escape"),
+        ("root ::= [\\ud800a]", "no character"),
+        ('root ::= "\\U00110000"', "no character"),
         ("root ::= [c-a]", "range"),
         ("root ::= [^\\u0063-\\x61]", "range"),
         ('root ::= "a" | | "b"', "an empty alternative"),

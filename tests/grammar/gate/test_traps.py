@@ -66,7 +66,7 @@ LET_THROUGH: dict[str, tuple[Any, str, str]] = {
         '{"ba": "x"}',
         '{"ba": 1, "b": "x"}',
     ),
-    "lookahead": ({"type": "string", "pattern": "^(?!a)[a-z]+$"}, '"abc"', ""),
+    "lookahead": ({"type": "string", "pattern": "^(?!a)[a-z]+$"}, '"abc"', '"bac"'),
     "remote $ref": ({"$ref": "https://example.com/schema"}, "1", ""),
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 
 import quickjs
 
@@ -62,8 +63,15 @@ class PatternMaker:
         self._chance = chance
 
     def pattern(self) -> str:
-        """One that isn't empty."""
-        return self._either(3) or "a"
+        """One that isn't empty, a few with lookaheads at their start."""
+        found = self._either(3) or "a"
+        if self._chance.random() < 0.15:
+            ahead = "".join(
+                f"({self._chance.choice(('?=', '?!'))}{self._either(1)})"
+                for _ in range(self._chance.randint(1, 2))
+            )
+            return f"^{ahead}{self._sequence(2)}"
+        return found
 
     def _either(self, depth: int) -> str:
         return "|".join(self._sequence(depth) for _ in range(self._chance.choice((1, 1, 1, 2, 3))))
@@ -83,6 +91,9 @@ class PatternMaker:
         else:
             atom = self._chance.choice(CLASSES if draw < 0.5 else ATOMS)
         return atom + self._chance.choice(QUANTIFIERS)
+
+
+UNCLOSED = re.compile(r"\{[0-9]+,[0-9]+(?![0-9}])")
 
 
 class Undecided(Exception):
@@ -124,6 +135,8 @@ class Ecma:
         try:
             return bool(self._test(pattern, self._flags, text))
         except quickjs.JSException as error:
+            if "invalid repetition" in str(error) and UNCLOSED.search(self._pattern):
+                raise Undecided("the engine takes bounds that aren't closed for a repetition") from None
             if str(error).startswith("SyntaxError"):
                 raise ValueError(str(error).splitlines()[0]) from None
             raise Undecided(str(error)) from None
