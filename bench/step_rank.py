@@ -157,8 +157,13 @@ def row(job: Job, model: DeepseekV4, recorder: Recorder, case: Case, rates: Rate
     run: Any = step
     graph = case.graph and device.type == "cuda"
     if graph:
-        # A second run before the capture: what is compiled or allocated at first use is there then.
-        step()
+        # A second run before the capture: what is compiled or allocated at first use is there then. It fails
+        # where the host waits for the device, with the place, which a capture wouldn't tell.
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            step()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
         run = Captured(step)
     try:
         run()
@@ -168,6 +173,7 @@ def row(job: Job, model: DeepseekV4, recorder: Recorder, case: Case, rates: Rate
     finally:
         if isinstance(run, Captured):
             run.free()
+    model.ops.check()
     work = step_work(model, state, case, routed)
     read = work.bytes / rates.read
     computed = work.quantised / rates.fp8 + work.floats / rates.bf16

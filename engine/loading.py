@@ -83,8 +83,11 @@ class Loaded:
         return lambda: {**masks(), **fixed}
 
     def execute(self, job: RunStep) -> StepDone:
-        """Runs one step; on the device thread only."""
-        return self.runner.execute(job)
+        """Runs one step; on the device thread only. raises PageAccounting where kernels met bad indices"""
+        done = self.runner.execute(job)
+        # The results are on the host by now: nothing is waited for.
+        self.runner.model.ops.check()
+        return done
 
 
 def load_rank(settings: Settings, say: Say, groups: Groups = ALONE) -> Loaded:

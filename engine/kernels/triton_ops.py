@@ -57,9 +57,9 @@ class TritonOps(TorchOps):
 
     def check(self) -> None:
         """As TorchOps.check."""
-        bits = int(self.faults)
-        self.faults.zero_()
-        check_faults(bits)
+        if bits := int(self.faults):
+            self.faults.zero_()
+            check_faults(bits)
 
     def linear(self, x: Tensor, weight: Weight) -> Tensor:
         """As TorchOps.linear; x is rounded to FP8 where weight is in FP8, the result bfloat16 then."""
