@@ -127,6 +127,13 @@ def fits(case: Case, model: DeepseekV4) -> bool:
     return bool(model.groups.dp.cpu.gather(torch.tensor([room])).min())
 
 
+def peer_bytes(model: DeepseekV4, rows: int) -> int:
+    """What a rank gets from its peers in a step of so many agreed rows, over all layers."""
+    peers, choices = model.groups.ep.size - 1, model.config.num_experts_per_tok
+    wide = model.config.hidden_size * model.dtype.itemsize
+    return peers * len(model.layers) * rows * (wide + 8 * choices + choices * wide)
+
+
 def cache_bytes(case: Case, model: DeepseekV4) -> int:
     """Of the pools of a case."""
     pages = Context(case, model.config.sliding_window)
@@ -169,7 +176,7 @@ def row(job: Job, model: DeepseekV4, recorder: Recorder, case: Case, rates: Rate
         run()
         times = milliseconds(run, job.repeats, device)
         finite = bool(step().isfinite().all())
-        parts = breakdown(run) if device.type == "cuda" else []
+        parts, kernels = breakdown(run) if device.type == "cuda" else ({}, [])
     finally:
         if isinstance(run, Captured):
             run.free()
@@ -190,5 +197,7 @@ def row(job: Job, model: DeepseekV4, recorder: Recorder, case: Case, rates: Rate
         "bound": "bytes" if read >= computed else "operations",
         "ratio": round(1e-3 * ms / max(read, computed), 2),
         "kv_mib": round(cache_bytes(case, model) / 2**20, 1),
-        "breakdown": parts,
+        "peer_bytes": peer_bytes(model, plan.batch.agreed_rows),
+        "parts": parts,
+        "breakdown": kernels,
     }  # fmt: skip

@@ -17,6 +17,17 @@ from engine.model.ops import TorchOps
 
 KERNELS_SHOWN = 24
 
+PARTS = {
+    "experts": ("_gate_up", "_down", "_round", "_count", "_sort", "_combine", "_join", "_route"),
+    "dense products": ("_linear", "_sum", "_quantise", "_swiglu", "gemm", "cutlass", "nvjet", "cublas"),
+    "hyper-connections": ("_mix", "_gates", "_collapse", "_post", "_weights"),
+    "attention": ("_attend", "_combine_parts", "_rotate", "_store", "_rms_norm"),
+    "compressors": ("_close_c4", "_close_c128"),
+    "indexer": ("_index_scores", "_select", "_round_queries"),
+    "between ranks": ("nccl", "_pack", "_unpack"),
+}
+"""Kernels by what they are for: whole names, or for libraries a part of the name."""
+
 
 @dataclass(frozen=True)
 class Rates:
@@ -95,17 +106,31 @@ def milliseconds(step: Callable[[], object], repeats: int, device: torch.device)
     return [begin.elapsed_time(end) for begin, end in pairwise(marks)]
 
 
-def breakdown(step: Callable[[], object]) -> list[dict[str, Any]]:
-    """Kernels of one step on the device, the longest first: name, milliseconds, calls; the rest together."""
+def breakdown(step: Callable[[], object]) -> tuple[dict[str, float], list[dict[str, Any]]]:
+    """One step on the device: milliseconds by part, and kernels, the longest first, the rest together."""
     with profile(activities=[ProfilerActivity.CUDA]) as seen:
         step()
         torch.cuda.current_stream().synchronize()
     rows = [(1e-3 * event.self_device_time_total, event.count, event.key) for event in seen.key_averages()]
     rows = sorted((row for row in rows if row[0] > 0), reverse=True)
+    parts = parts_of([(ms, name) for ms, _, name in rows])
     shown, rest = rows[:KERNELS_SHOWN], rows[KERNELS_SHOWN:]
     if rest:
         shown.append((sum(row[0] for row in rest), sum(row[1] for row in rest), f"{len(rest)} others"))
-    return [{"kernel": key[:80], "ms": round(ms, 4), "calls": calls} for ms, calls, key in shown]
+    kernels = [{"kernel": key[:80], "ms": round(ms, 4), "calls": calls} for ms, calls, key in shown]
+    return parts, kernels
+
+
+def parts_of(kernels: list[tuple[float, str]]) -> dict[str, float]:
+    """Milliseconds by PARTS, what belongs to none as "other"; kernels: (milliseconds, name)."""
+    whole = {name: part for part, names in PARTS.items() for name in names if name.startswith("_")}
+    pieces = [(name, part) for part, names in PARTS.items() for name in names if not name.startswith("_")]
+    told: dict[str, float] = {}
+    for ms, name in kernels:
+        library = (part for piece, part in pieces if piece in name.lower())
+        part = whole.get(name) or next(library, "other")
+        told[part] = told.get(part, 0.0) + ms
+    return {part: round(ms, 4) for part, ms in sorted(told.items(), key=lambda item: -item[1])}
 
 
 def measured_rates(device: torch.device) -> Rates:

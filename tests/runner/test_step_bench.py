@@ -14,6 +14,7 @@ from bench.step import FLASH, StepFailed, _hear, slowest
 from bench.step_case import Case, Context, cases, filled, planned, shortened
 from bench.step_floor import Routed, Work, context_work, experts_work, weights_work
 from bench.step_rank import Job, measure
+from bench.step_time import parts_of
 from engine.config import Settings
 from engine.memory.pools import KVState
 from engine.model.config import ModelConfig
@@ -73,6 +74,7 @@ def test_every_kind_runs_and_tells_its_floor(tmp_path: Path) -> None:
         assert 1 < row["distinct_experts"] <= 8
         assert not row["graph"]
         assert row["breakdown"] == []
+        assert row["peer_bytes"] == 0
     weights = sum(
         size for name, size in loaded["weights_mib"].items() if name not in ("embedding", "routed experts")
     )
@@ -136,6 +138,19 @@ def test_the_floor_counts_what_a_request_reads() -> None:
     assert experts_work(floats, Routed(1, 2)).bytes == 3 * 128 * 128 * 4
     # The gate alone: routed experts and tables are counted by what is chosen.
     assert weights_work(moe, 1).bytes == 4 * 128 * 4 + 2 * weight.nbytes
+
+
+def test_kernels_are_summed_by_what_they_are_for() -> None:
+    seen = [
+        (1.0, "_linear"),
+        (2.0, "_gate_up"),
+        (0.5, "ncclDevKernel_SendRecv"),
+        (0.25, "sm90_xmma_gemm_bf16"),
+    ]
+    told = parts_of([*seen, (0.125, "elementwise_kernel"), (0.125, "_combine_parts")])
+    assert told == {
+        "experts": 2.0, "dense products": 1.25, "between ranks": 0.5, "other": 0.125, "attention": 0.125,
+    }  # fmt: skip
 
 
 def test_the_slowest_rank_gives_the_row_and_a_failed_one_its_words() -> None:
