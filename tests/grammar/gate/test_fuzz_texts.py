@@ -57,6 +57,8 @@ def test_the_judge_of_patterns_reads_as_javascript_does() -> None:
         Ecma("(a")
     with pytest.raises(Undecided):
         Ecma("(a*)*b").matches("a" * 40)
+    with pytest.raises(Undecided, match="aren't closed"):
+        Ecma("}{2,1")
 
 
 def test_a_text_too_many_or_too_few_is_found() -> None:
