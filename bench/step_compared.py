@@ -17,8 +17,18 @@ PURE = (
     "linear", "project", "group_linear", "rms_norm", "mhc_pre", "mhc_post", "collapse", "head_rows", "attend",
     "index_scores", "experts", "expert_rows", "join_choices", "shared_expert", "pack", "unpack",
 )  # fmt: skip
-WRITING = {"linear_to": 3, "rotate": 0, "keep_latent": 3, "close_c4": 6, "close_c128": 6}
+WRITING = {
+    "linear_to": 3,
+    "rotate": 0,
+    "keep_latent": 3,
+    "close_c4": 6,
+    "close_c128": 6,
+    "commit_c4": 0,
+    "commit_c128": 0,
+}
 """Place of the argument that an operation writes."""
+SINK_ROWS = {"commit_c4": 8, "commit_c128": 1}
+"""Rows of slot 0."""
 SELECTING = ("select", "select_in_order")
 
 
@@ -85,6 +95,10 @@ class ComparedOps(TorchOps):
                 rows = args[4]
             elif name.startswith("close"):
                 rows = args[2].out_rows
+            if name.startswith("commit"):
+                # Slot 0 is the sink: anything may stand there.
+                beside = SINK_ROWS[name]
+                copies, targets = (copies[0][:, beside:],), (target[:, beside:],)
             for copy, tensor in zip(copies, targets, strict=True):
                 self._note(name, *((copy, tensor) if rows is None else (copy[rows], tensor[rows])))
 

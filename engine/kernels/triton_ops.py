@@ -16,6 +16,7 @@ from engine.kernels.triton.attend import attend
 from engine.kernels.triton.combine import join
 from engine.kernels.triton.compress_c4 import close_c4
 from engine.kernels.triton.compress_c128 import ClosingC128, close_c128
+from engine.kernels.triton.compress_commit import Committed, commit_c4, commit_c128
 from engine.kernels.triton.compress_entry import IndexPool
 from engine.kernels.triton.experts import choice_rows, run_experts
 from engine.kernels.triton.faults import check_faults, no_faults
@@ -35,7 +36,7 @@ from engine.model.expert_weights import MoeWeights
 from engine.model.ops import TorchOps
 from engine.model.quantised import Fp4Experts, Fp8Weight, Weight
 from engine.model.rounding import Rounding
-from engine.model.step import C4Entries, C128Entries, Keys
+from engine.model.step import C4Entries, C128Entries, CommitRows, Keys
 from engine.model.weights import HeadWeights, MhcWeights
 
 
@@ -126,6 +127,14 @@ class TritonOps(TorchOps):
         closing = ClosingC128(entries.slots, entries.fresh, firsts, counts, entries.out_rows)
         close_c128(states, pending, closing, turns, norm, eps, pool, self.faults, rounding.simulated)
 
+    def commit_c4(self, ring: Tensor, raw: Tensor, rows: CommitRows, lens: Tensor) -> None:
+        """As TorchOps.commit_c4."""
+        commit_c4(ring, raw, _committed(rows, lens), self.faults)
+
+    def commit_c128(self, states: Tensor, raw: Tensor, rows: CommitRows, lens: Tensor) -> None:
+        """As TorchOps.commit_c128."""
+        commit_c128(states, raw, _committed(rows, lens), self.faults)
+
     def index_scores(self, q: Tensor, head_weights: Tensor, keys: Keys) -> Tensor:
         """As TorchOps.index_scores; a row of 0 is no key."""
         return index_scores(q, head_weights, keys.pool, None, keys.rows, keys.bias, self.faults)
@@ -191,6 +200,10 @@ class TritonOps(TorchOps):
         if not isinstance(moe.shared_w2, Fp8Weight):
             return super().shared_expert(x, moe, limit)
         return linear_coded(*swiglu(self.linear(x, moe.shared_w13), limit), moe.shared_w2)
+
+
+def _committed(rows: CommitRows, lens: Tensor) -> Committed:
+    return Committed(rows.slots, rows.starts, rows.first_rows, rows.counts, lens)
 
 
 def check_device(device: torch.device, dtype: torch.dtype) -> None:

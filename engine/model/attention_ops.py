@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from engine.model.compressor import started
-from engine.model.config import C4
+from engine.model.config import C4, C128
 from engine.model.rounding import Rounding
-from engine.model.step import C4Entries, C128Entries, Keys
+from engine.model.step import C4Entries, C128Entries, CommitRows, Keys
 
 # Scores of one call of index_scores before they are summed over heads: 256 MiB of float32.
 SCORE_ELEMENTS = 1 << 26
@@ -143,6 +143,40 @@ class AttentionOps:
         entry = self.rms_norm((state[:, 2] / state[:, 1]).to(pool.dtype), norm, eps)
         self.rotate(entry.unsqueeze(1), turns)
         pool.index_copy_(0, entries.out_rows, rounding.latent(entry))
+
+    def commit_c4(self, ring: Tensor, raw: Tensor, rows: CommitRows, lens: Tensor) -> None:
+        """Writes the last (at most eight) committed raw rows of each request at their position mod 8.
+
+        ring  [layers, S 8, C] float32, raw [layers, T, C] float32; lens int64 [B] rows are committed
+        """
+        size = 2 * C4
+        kept = min(rows.most, size)
+        step = lens.unsqueeze(1) - kept + torch.arange(kept, device=lens.device)
+        place = rows.slots.unsqueeze(1) * size + (rows.starts.unsqueeze(1) + step) % size
+        place = torch.where(step >= 0, place, 0).flatten()
+        source = (rows.first_rows.unsqueeze(1) + step.clamp_min(0)).flatten()
+        ring.index_copy_(1, place, raw.index_select(1, source))
+
+    def commit_c128(self, states: Tensor, raw: Tensor, rows: CommitRows, lens: Tensor) -> None:
+        """Folds the committed rows of each request's open window into its online state.
+
+        states  [layers, S, 3, D] float32, raw [layers, T, 2 D] float32; lens as of commit_c4
+        """
+        for group in rows.groups:
+            slots, starts, first, length = (
+                column.index_select(0, group.requests)
+                for column in (rows.slots, rows.starts, rows.first_rows, lens)
+            )
+            window = (starts + length) // C128 * C128
+            begin = (window - starts).clamp_min(0).unsqueeze(1)
+            step = begin + torch.arange(group.width, device=lens.device)
+            valid = step < length.unsqueeze(1)
+            layers, requests = raw.shape[0], slots.shape[0]
+            source = torch.where(valid, first.unsqueeze(1) + step, 0).flatten()
+            items = raw.index_select(1, source).view(layers * requests, group.width, -1)
+            old = started(states.index_select(1, slots).flatten(0, 1), (window >= starts).repeat(layers))
+            new = self.fold(old, items, valid.repeat(layers, 1))
+            states.index_copy_(1, slots, new.view(layers, requests, 3, -1))
 
     def index_scores(self, q: Tensor, head_weights: Tensor, keys: Keys) -> Tensor:
         """Lightning-indexer scores.
