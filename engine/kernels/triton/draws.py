@@ -27,12 +27,8 @@ from engine.kernels.triton.draws_numbers import (
     uniform,
     weight,
 )
-from engine.kernels.triton.filters import CANDIDATES, SEARCHED, filtered
-from engine.kernels.triton.filters_search import search
+from engine.kernels.triton.filters import CANDIDATES, LISTED, SEARCHED, filtered, searched
 from engine.kernels.triton.logits import GroupStats, group_stats
-
-SEARCH = 1024
-"""Tokens that a search looks at together."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +82,7 @@ def drawn_for(ints, positions, repeats, row, slot, numbers, step, DRAFTS: tl.con
 def _draw(
     logits, slots, positions, floats, ints, tops, args, sums, listed, ids, weights, repeats, step,
     tokens, valid, bests, totals, floors, lasts, stride, columns, groups, fields, numbers,
-    PLACES: tl.constexpr, SIZE: tl.constexpr, MOST: tl.constexpr, DRAFTS: tl.constexpr,
+    PLACES: tl.constexpr, SIZE: tl.constexpr, MOST: tl.constexpr, LONG: tl.constexpr, DRAFTS: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + row).to(tl.int64)
@@ -114,8 +110,8 @@ def _draw(
                 heads = weight(top, best, temperature)
                 total = tl.sum(mass * heads.to(tl.float64), 0)
                 floor, last, total, token = filtered(
-                    own, tl.where(held, key_of(heads), -1), listed + row * PLACES, ids + row * MOST,
-                    weights + row * MOST, columns, best, temperature, top_k, top_p, min_p, total, u, groups,
+                    own, tl.where(held, key_of(heads), -1), listed + row * PLACES, ids + row * LONG,
+                    weights + row * LONG, columns, best, temperature, top_k, top_p, min_p, total, u, groups,
                     PLACES, SIZE, MOST,
                 )  # fmt: skip
         tl.store(totals + row, total)
@@ -126,19 +122,24 @@ def _draw(
 
 @triton.jit
 def _search(
-    logits, slots, positions, floats, ints, step, tokens, valid, bests, totals, floors, lasts,
-    stride, columns, fields, numbers, WIDE: tl.constexpr,
+    logits, slots, positions, floats, ints, tops, listed, ids, weights, step, tokens, valid, bests, totals,
+    floors, lasts, stride, columns, groups, fields, numbers,
+    PLACES: tl.constexpr, SIZE: tl.constexpr, MOST: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + row).to(tl.int64)
-    sane = tl.load(valid + row) > 0
     # Floors of rows that aren't valid are anything.
-    if sane & (tl.load(floors + row) == SEARCHED):
+    if (tl.load(valid + row) > 0) & (tl.load(floors + row) == SEARCHED):
         u = uniform(tl.load(ints + slot * numbers), tl.load(positions + row) + step, SAMPLE)
-        floor, last, mass, token = search(
-            logits + row * stride, columns, tl.load(bests + row), tl.load(floats + slot * fields),
-            tl.load(ints + slot * numbers + 1).to(tl.int32), tl.load(floats + slot * fields + 1),
-            tl.load(floats + slot * fields + 2), tl.load(totals + row), u, WIDE,
+        best, temperature = tl.load(bests + row), tl.load(floats + slot * fields)
+        place = tl.arange(0, PLACES)
+        top = tl.load(tops + row * groups + place, mask=place < groups, other=float("-inf"))
+        heads = tl.where(place < groups, key_of(weight(top, best, temperature)), -1)
+        floor, last, mass, token = searched(
+            logits + row * stride, heads, listed + row * PLACES, ids + row * MOST, weights + row * MOST,
+            columns, best, temperature, tl.load(ints + slot * numbers + 1).to(tl.int32),
+            tl.load(floats + slot * fields + 1), tl.load(floats + slot * fields + 2), tl.load(totals + row),
+            u, groups, PLACES, SIZE, MOST,
         )  # fmt: skip
         tl.store(totals + row, mass)
         tl.store(floors + row, floor)
@@ -185,22 +186,21 @@ def _launch(
     if slots.shape != (rows,) or positions.shape != (rows,) or stats.tops.shape[0] != rows:
         raise ShapeMismatch(f"{rows} rows, {slots.shape} slots, {positions.shape} positions")
     groups = stats.tops.shape[1]
-    places, most = triton.next_power_of_2(groups), CANDIDATES.value
+    places, most = triton.next_power_of_2(groups), LISTED.value
     empty = logits.new_empty
-    integers = [empty(rows, n, dtype=torch.int32) for n in (places, most)]
+    scratch = (*(empty(rows, n, dtype=torch.int32) for n in (places, most)), empty(rows, most))
     out = Drawn(
         empty(rows, dtype=torch.int64), empty(rows, dtype=torch.bool), empty(rows),
         empty(rows, dtype=torch.float64), empty(rows, dtype=torch.int32), empty(rows, dtype=torch.int32),
     )  # fmt: skip
     if rows:
         outs = (out.tokens, out.valid.view(torch.int8), out.best, out.totals, out.floors, out.lasts)
-        strides = (floats.stride(0), ints.stride(0))
+        sizes = (logits.stride(0), size, groups, floats.stride(0), ints.stride(0), places, GROUP)
         _draw[(rows,)](
-            logits, *columns, stats.tops, stats.args, stats.sums, *integers, empty(rows, most), repeats, step,
-            *outs, logits.stride(0), size, groups, *strides, places, GROUP, most, repeats is not None,
-            num_warps=8,
+            logits, *columns, stats.tops, stats.args, stats.sums, *scratch, repeats, step, *outs, *sizes,
+            CANDIDATES.value, most, repeats is not None, num_warps=8,
         )  # fmt: skip
-        _search[(rows,)](logits, *columns, step, *outs, logits.stride(0), size, *strides, SEARCH, num_warps=8)
+        _search[(rows,)](logits, *columns, stats.tops, *scratch, step, *outs, *sizes, most, num_warps=8)
     return out
 
 

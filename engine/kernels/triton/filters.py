@@ -15,12 +15,12 @@ import triton
 import triton.language as tl
 
 from engine.kernels.triton.draws_numbers import key_of, weight
-from engine.kernels.triton.filters_search import kth_key
+from engine.kernels.triton.filters_search import kth_key, mass_of, search
 
 CANDIDATES = tl.constexpr(512)
 """Tokens that are ranked by counting, at most."""
-PART = tl.constexpr(4)
-"""A share of all mass is looked for in tokens as large as the largest of every so many groups' first."""
+LISTED = tl.constexpr(8192)
+"""Tokens that are searched as a list, at most."""
 SCAN = tl.constexpr(2048)
 RANKED = tl.constexpr(4)
 """Rivals that each token is compared with at once: more would take the registers of a second program."""
@@ -28,12 +28,13 @@ SEARCHED = tl.constexpr(-2)
 
 
 @triton.jit
-def least_key(heads, top_k, top_p, min_p, count):
+def least_key(heads, top_k, top_p, min_p, count, share):
     """The least key to look at, and whether all that may stay have such keys.
 
     heads  int32 [N], the largest key of each of `count` groups; -1 elsewhere
+    share  how many groups a share of all mass is looked for in
     """
-    wanted = tl.minimum(tl.where(top_k > 0, top_k, tl.cdiv(count, PART)), count)
+    wanted = tl.minimum(tl.where(top_k > 0, top_k, share), count)
     key = kth_key(heads, wanted)
     likely = key_of(min_p)
     if top_p >= 1.0:
@@ -56,7 +57,7 @@ def collect(
     """
     lane = tl.arange(0, WIDE)
     count = tl.zeros((), tl.int32)
-    for first in range(0, hits, WIDE // SIZE):
+    for first in tl.range(0, hits, WIDE // SIZE, num_stages=2):
         place = first + lane // SIZE
         group = tl.load(groups + place, mask=place < hits, other=0)
         token = group * SIZE + lane % SIZE
@@ -69,6 +70,21 @@ def collect(
         tl.store(weights + at, own, mask=(found > 0) & (at < MOST))
         count += tl.sum(found, 0)
     return count
+
+
+@triton.jit
+def candidates(
+    row, heads, listed, ids, weights, columns, best, temperature, key,
+    PLACES: tl.constexpr, SIZE: tl.constexpr, MOST: tl.constexpr,
+):  # fmt: skip
+    """As `collect`, from the groups whose largest key, of heads int32 [PLACES], reaches this one."""
+    hit = (heads >= key).to(tl.int32)
+    tl.store(listed + tl.cumsum(hit, 0) - hit, tl.arange(0, PLACES), mask=hit > 0)
+    tl.debug_barrier()
+    hits = tl.sum(hit, 0)
+    found = collect(row, listed, columns, best, temperature, key, hits, ids, weights, SIZE, MOST, SCAN)
+    tl.debug_barrier()
+    return found
 
 
 @triton.jit
@@ -125,28 +141,43 @@ def filtered(
     heads                 int32 [PLACES], the largest key of each of `count` groups; -1 elsewhere
     listed, ids, weights  memory for int32 [PLACES], int32 [MOST], float32 [MOST]
     """
-    key, whole = least_key(heads, top_k, top_p, min_p, count)
-    hit = (heads >= key).to(tl.int32)
-    hits = tl.sum(hit, 0)
-    found = hits
+    key, whole = least_key(heads, top_k, top_p, min_p, count, tl.cdiv(count, 4))
+    found = tl.sum((heads >= key).to(tl.int32), 0)
     floor = tl.zeros((), tl.int32)
     last = tl.zeros((), tl.int32)
     mass = tl.zeros((), tl.float64)
     token = tl.zeros((), tl.int32)
-    if hits <= MOST:
-        place = tl.arange(0, PLACES)
-        tl.store(listed + tl.cumsum(hit, 0) - hit, place, mask=hit > 0)
-        tl.debug_barrier()
-        found = collect(
-            row, listed, columns, best, temperature, key, hits, ids, weights, SIZE, MOST, SCAN
-        )  # fmt: skip
-        tl.debug_barrier()
+    if found <= MOST:
+        found = candidates(
+            row, heads, listed, ids, weights, columns, best, temperature, key, PLACES, SIZE, MOST
+        )
         if found <= MOST:
             t, own, better, before = rank(ids, weights, found, MOST, RANKED)
             floor, last, mass, token, enough = cut_ranked(
                 t, own, better, before, found, top_k, top_p, min_p, total, u, MOST
-            )  # fmt: skip
+            )
             whole = whole | tl.where(top_k > 0, found >= top_k, enough)
     if (found > MOST) | (whole == 0):
         floor, mass = tl.full((), SEARCHED, tl.int32), total
     return floor, last, mass, token
+
+
+@triton.jit
+def searched(
+    row, heads, listed, ids, weights, columns, best, temperature, top_k, top_p, min_p, total, u, count,
+    PLACES: tl.constexpr, SIZE: tl.constexpr, MOST: tl.constexpr,
+):  # fmt: skip
+    """As `filtered`, by a search of the tokens that nearly all groups have at or above one key, or of all."""
+    key, whole = least_key(heads, top_k, top_p, min_p, count, count - count // 32)
+    found = candidates(row, heads, listed, ids, weights, columns, best, temperature, key, PLACES, SIZE, MOST)
+    share = tl.where(top_p < 1.0, top_p.to(tl.float64) * total, float("inf"))
+    enough = tl.where(top_k > 0, found >= top_k, mass_of(weights, tl.minimum(found, MOST), SCAN) >= share)
+    if (found <= MOST) & (whole | enough):
+        floor, last, mass, token = search(
+            weights, ids, found, best, temperature, top_k, top_p, min_p, total, u, True, SCAN // 2
+        )
+    else:
+        floor, last, mass, token = search(
+            row, ids, columns, best, temperature, top_k, top_p, min_p, total, u, False, SCAN // 2
+        )
+    return floor, tl.minimum(last, columns - 1), mass, tl.minimum(token, columns - 1)

@@ -1,7 +1,7 @@
 """Cuts of a row and places in its ranking where many tokens stay or tie: a search by the weights' bits.
 
-Each pass over the row counts, or weighs, the tokens at eight thresholds, and so finds three bits of the one
-looked for. Exact for any row, and slow: about 0.2 ms a search on one multiprocessor.
+Each pass counts, or weighs, tokens at eight thresholds, and so finds three bits of the one looked for: passes
+over a list of some thousand tokens, or, where more may stay, over the whole row. Exact for any row, and slow.
 """
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, misc"
@@ -15,6 +15,7 @@ from engine.kernels.triton.draws_numbers import key_of, weight, weight_of
 
 STEPS = tl.constexpr(10)
 """Three bits of thirty each."""
+NOBODY = tl.constexpr(1 << 30)
 
 
 @triton.jit
@@ -30,15 +31,25 @@ def kth_key(keys, k):
 
 
 @triton.jit
-def _keys(row, first, columns, best, temperature, WIDE: tl.constexpr):
-    """Tokens first .. first + WIDE - 1 and their keys; -1 behind the vocabulary."""
+def _keys(row, ids, first, count, best, temperature, LISTED: tl.constexpr, WIDE: tl.constexpr):
+    """Tokens at places first .. first + WIDE - 1 and their keys; -1 behind the last.
+
+    row, ids  float32 and int32 [count] in memory: the logits of all tokens, or (LISTED) weights of some
+    """
     token = first + tl.arange(0, WIDE)
-    value = tl.load(row + token, mask=token < columns, other=float("-inf"))
-    return token, tl.where(token < columns, key_of(weight(value, best, temperature)), -1)
+    held = token < count
+    if LISTED:
+        own = tl.load(row + token, mask=held, other=0.0)
+        token = tl.load(ids + token, mask=held, other=0)
+    else:
+        own = weight(tl.load(row + token, mask=held, other=float("-inf")), best, temperature)
+    return token, tl.where(held, key_of(own), -1)
 
 
 @triton.jit
-def _crossing(row, columns, best, temperature, goal, by_mass, beyond, WIDE: tl.constexpr):
+def _crossing(
+    row, ids, count, best, temperature, goal, by_mass, beyond, LISTED: tl.constexpr, WIDE: tl.constexpr
+):
     """The largest key that tokens from the best down to it reach the goal with; 0 if with none.
 
     by_mass  whether their mass is meant, or their number;  beyond  whether it must be exceeded
@@ -48,8 +59,8 @@ def _crossing(row, columns, best, temperature, goal, by_mass, beyond, WIDE: tl.c
     for step in range(STEPS):
         threshold = low + (j << (27 - 3 * step))
         total = tl.zeros((WIDE, 8), tl.float64)
-        for first in range(0, columns, WIDE):
-            _, key = _keys(row, first, columns, best, temperature, WIDE)
+        for first in tl.range(0, count, WIDE, num_stages=2):
+            _, key = _keys(row, ids, first, count, best, temperature, LISTED, WIDE)
             own = tl.where(by_mass, weight_of(tl.maximum(key, 0)), 1.0).to(tl.float64)
             total += tl.where(key[:, None] >= threshold[None, :], own[:, None], 0.0)
         found = tl.sum(total, 0)
@@ -59,13 +70,13 @@ def _crossing(row, columns, best, temperature, goal, by_mass, beyond, WIDE: tl.c
 
 
 @triton.jit
-def _tally(row, columns, best, temperature, key, WIDE: tl.constexpr):
+def _tally(row, ids, count, best, temperature, key, LISTED: tl.constexpr, WIDE: tl.constexpr):
     """Tokens with a larger key, int32, their mass, float64, and tokens with this key, int32."""
     more = tl.zeros((WIDE,), tl.int32)
     held = tl.zeros((WIDE,), tl.int32)
     mass = tl.zeros((WIDE,), tl.float64)
-    for first in range(0, columns, WIDE):
-        _, own = _keys(row, first, columns, best, temperature, WIDE)
+    for first in tl.range(0, count, WIDE, num_stages=2):
+        _, own = _keys(row, ids, first, count, best, temperature, LISTED, WIDE)
         more += (own > key).to(tl.int32)
         held += (own == tl.maximum(key, 0)).to(tl.int32)
         mass += tl.where(own > key, weight_of(tl.maximum(own, 0)), 0.0).to(tl.float64)
@@ -73,26 +84,42 @@ def _tally(row, columns, best, temperature, key, WIDE: tl.constexpr):
 
 
 @triton.jit
-def _tokens_at(row, columns, best, temperature, key, n, other_key, m, WIDE: tl.constexpr):
-    """Tokens that have a key and n such before them, and another and m; the last token if there is none."""
+def _tokens_at(
+    row, ids, count, best, temperature, key, n, other_key, m, LISTED: tl.constexpr, WIDE: tl.constexpr
+):
+    """Tokens that have a key and n such before them, and another and m; NOBODY if there is none."""
     seen, other_seen = tl.zeros((), tl.int32), tl.zeros((), tl.int32)
-    token, other_token = columns + tl.zeros((), tl.int32), columns + tl.zeros((), tl.int32)
-    for first in range(0, columns, WIDE):
-        at, own = _keys(row, first, columns, best, temperature, WIDE)
+    token, other_token = tl.full((), NOBODY, tl.int32), tl.full((), NOBODY, tl.int32)
+    for first in tl.range(0, count, WIDE, num_stages=2):
+        at, own = _keys(row, ids, first, count, best, temperature, LISTED, WIDE)
         equal, other = (own == key).to(tl.int32), (own == other_key).to(tl.int32)
         before, other_before = seen + tl.cumsum(equal, 0), other_seen + tl.cumsum(other, 0)
-        token = tl.minimum(token, tl.min(tl.where((equal > 0) & (before == n + 1), at, columns), 0))
+        token = tl.minimum(token, tl.min(tl.where((equal > 0) & (before == n + 1), at, NOBODY), 0))
         hit = (other > 0) & (other_before == m + 1)
-        other_token = tl.minimum(other_token, tl.min(tl.where(hit, at, columns), 0))
+        other_token = tl.minimum(other_token, tl.min(tl.where(hit, at, NOBODY), 0))
         seen += tl.sum(equal, 0)
         other_seen += tl.sum(other, 0)
-    return tl.minimum(token, columns - 1), tl.minimum(other_token, columns - 1)
+    return token, other_token
 
 
 @triton.jit
-def search(row, columns, best, temperature, top_k, top_p, min_p, total, u, WIDE: tl.constexpr):
+def mass_of(weights, count, WIDE: tl.constexpr):
+    """Sum of float32 [count] in memory, float64."""
+    total = tl.zeros((WIDE,), tl.float64)
+    for first in tl.range(0, count, WIDE, num_stages=2):
+        at = first + tl.arange(0, WIDE)
+        total += tl.load(weights + at, mask=at < count, other=0.0).to(tl.float64)
+    return tl.sum(total, 0)
+
+
+@triton.jit
+def search(
+    row, ids, count, best, temperature, top_k, top_p, min_p, total, u,
+    LISTED: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
     """(Last key that stays, last token with it that stays, mass that stays, token drawn) of a row.
 
+    row, ids, count  as of `_keys`: what may stay must be listed
     top_k int32, top_p and min_p float32; total float64, the mass of the row, and u float64
     """
     floor, ties = tl.full((), -1, tl.int32), tl.zeros((), tl.int32)
@@ -107,9 +134,11 @@ def search(row, columns, best, temperature, top_k, top_p, min_p, total, u, WIDE:
         if asked:
             key = floor
             if stage != 2:
-                found = _crossing(row, columns, best, temperature, goal, stage > 0, stage == 3, WIDE)
+                found = _crossing(
+                    row, ids, count, best, temperature, goal, stage > 0, stage == 3, LISTED, WIDE
+                )
                 key = tl.where(stage == 3, tl.maximum(found, floor), found)
-            more, mass, held = _tally(row, columns, best, temperature, key, WIDE)
+            more, mass, held = _tally(row, ids, count, best, temperature, key, LISTED, WIDE)
             own = weight_of(tl.maximum(key, 0)).to(tl.float64)
             some = tl.minimum((goal - mass) / tl.maximum(own, 1e-37), 1e9)
             if stage == 0:
@@ -127,5 +156,5 @@ def search(row, columns, best, temperature, top_k, top_p, min_p, total, u, WIDE:
             else:
                 place = tl.minimum(tl.floor(some).to(tl.int32), tl.where(key == floor, ties, held) - 1)
                 place = tl.maximum(place, 0)
-    token, last = _tokens_at(row, columns, best, temperature, key, place, floor, ties - 1, WIDE)
+    token, last = _tokens_at(row, ids, count, best, temperature, key, place, floor, ties - 1, LISTED, WIDE)
     return floor, tl.where(ties > 0, last, -1), kept, token

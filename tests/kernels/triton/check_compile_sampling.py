@@ -32,7 +32,7 @@ POINTERS = {
 }  # fmt: skip
 STATS = ("tops", "args", "sums")
 OTHER: dict[str, dict[str, str]] = {
-    **{name: {"ids": "*i32"} for name in ("draw", "draw of a draft", "draw of few")},
+    **{name: {"ids": "*i32"} for name in ("draw", "draw of a draft", "draw of few", "search")},
     **{name: {"rows": "i32"} for name in ("spread", "bias", "bias of many rows", "bias of a given e")},
 }
 """Where a name means another type."""
@@ -47,10 +47,10 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
         logits._group_stats,
         {"GROUPS": 8, "SIZE": 128, "TEMPERED": False, "slots": None, "floats": None, "width": 1, "fields": 0},
     ),
-    "draw": (draws._draw, ROW | {"MOST": 512, "DRAFTS": False, "repeats": None, "step": 0}),
-    "draw of a draft": (draws._draw, ROW | {"MOST": 512, "DRAFTS": True}),
-    "draw of few": (draws._draw, NARROW | {"MOST": 512, "DRAFTS": True, "step": 1}),
-    "search": (draws._search, {"WIDE": 1024}),
+    "draw": (draws._draw, ROW | {"MOST": 512, "LONG": 8192, "DRAFTS": False, "repeats": None, "step": 0}),
+    "draw of a draft": (draws._draw, ROW | {"MOST": 512, "LONG": 8192, "DRAFTS": True}),
+    "draw of few": (draws._draw, NARROW | {"MOST": 512, "LONG": 8192, "DRAFTS": True, "step": 1}),
+    "search": (draws._search, ROW | {"MOST": 8192}),
     "bias": (markov._bias, {"ROWS": 16, "SIZE": 128, "STEP": 64, "LOOKED_UP": True}),
     "bias of many rows": (markov._bias, {"ROWS": 64, "SIZE": 128, "STEP": 64, "LOOKED_UP": True}),
     "bias of a given e": (
