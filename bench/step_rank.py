@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import statistics
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection
 from typing import Any
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from bench.step_case import Case, Context, filled, planned, shortened
-from bench.step_floor import Routed, step_work
+from bench.step_floor import Routed, Work, step_work
 from bench.step_parity import parity
 from bench.step_time import Captured, Rates, Recorder, breakdown, measured_rates, milliseconds
 from engine.cache_sizes import bytes_of
@@ -24,7 +24,7 @@ from engine.model.groups import Groups
 from engine.model.model import DeepseekV4
 from engine.rank_weights import rank_weights
 from engine.runner.collectives import close_groups, open_groups
-from engine.runner.forward import forward
+from engine.runner.forward import commit_step, forward
 from engine.start_memory import MemoryTable, weights_by_kind
 
 SILENT_S = 120.0
@@ -150,10 +150,20 @@ def skipped(case: Case, model: DeepseekV4) -> dict[str, Any]:
     }  # fmt: skip
 
 
+@dataclass(frozen=True)
+class Timed:
+    """Milliseconds of a case's runs and of its commit; where they go on a device."""
+
+    runs: list[float]
+    commit: float
+    graph: bool
+    parts: dict[str, float]
+    kernels: list[dict[str, Any]]
+
+
 def row(job: Job, model: DeepseekV4, recorder: Recorder, case: Case, rates: Rates) -> dict[str, Any]:
-    """Figures of one case on this rank."""
-    device, config = model.device, model.config
-    state = filled(config, case, device, model.dtype)
+    """Figures of one case on this rank. raises ValueError for logits that are no numbers"""
+    state = filled(model.config, case, model.device, model.dtype)
     plan = planned(state, case, model, job.ranks, seed=model.groups.dp.rank)
     pending = model.new_pending(plan.batch.load.padded_tokens, 0)
 
@@ -161,11 +171,29 @@ def row(job: Job, model: DeepseekV4, recorder: Recorder, case: Case, rates: Rate
         return forward(model, state, plan, pending).logits
 
     routed = [Routed(*layer) for layer in recorder.run(step)]
-    run: Any = step
-    graph = case.graph and device.type == "cuda"
+    if not bool(step().isfinite().all()):
+        raise ValueError(f"{case}: logits that are no numbers")
+    told = timed(case, step, lambda: commit_step(model, state, plan, pending), job.repeats, model.device)
+    model.ops.check()
+    work = step_work(model, state, case, routed)
+    return {
+        **figures(case, told, work, rates), "layers": model.config.num_hidden_layers,
+        "distinct_experts": round(statistics.mean(layer.distinct for layer in routed), 1),
+        "choices": round(statistics.mean(layer.choices for layer in routed), 1),
+        "kv_mib": round(cache_bytes(case, model) / 2**20, 1),
+        "peer_bytes": peer_bytes(model, plan.batch.agreed_rows),
+        "parts": told.parts, "breakdown": told.kernels,
+    }  # fmt: skip
+
+
+def timed(
+    case: Case, step: Callable[[], object], commit: Callable[[], object], repeats: int, device: torch.device
+) -> Timed:
+    """Runs the case, captured where it asks for it and there is a device."""
+    run, graph = step, case.graph and device.type == "cuda"
     if graph:
-        # A second run before the capture: what is compiled or allocated at first use is there then. It fails
-        # where the host waits for the device, with the place, which a capture wouldn't tell.
+        # A run before the capture, for what is compiled at first use. It fails where the host waits for the
+        # device, and tells the place, which a capture wouldn't.
         torch.cuda.set_sync_debug_mode("error")
         try:
             step()
@@ -174,30 +202,24 @@ def row(job: Job, model: DeepseekV4, recorder: Recorder, case: Case, rates: Rate
         run = Captured(step)
     try:
         run()
-        times = milliseconds(run, job.repeats, device)
-        finite = bool(step().isfinite().all())
+        runs = milliseconds(run, repeats, device)
         parts, kernels = breakdown(run) if device.type == "cuda" else ({}, [])
     finally:
         if isinstance(run, Captured):
             run.free()
-    model.ops.check()
-    work = step_work(model, state, case, routed)
+    commit()
+    return Timed(runs, statistics.median(milliseconds(commit, repeats, device)), graph, parts, kernels)
+
+
+def figures(case: Case, told: Timed, work: Work, rates: Rates) -> dict[str, Any]:
+    """Time against the floor; the commit, which is eager, stands beside it."""
     read = work.bytes / rates.read
     computed = work.quantised / rates.fp8 + work.floats / rates.bf16
-    ms = statistics.median(times)
-    if not finite:
-        raise ValueError(f"{case}: logits that are no numbers")
+    ms, floor = statistics.median(told.runs), 1e3 * max(read, computed)
     return {
         "kind": case.kind, "rows_per_rank": case.requests * case.width, "requests": case.requests,
-        "context": case.context, "layers": config.num_hidden_layers, "graph": graph, "ms": round(ms, 4),
-        "ms_low": round(min(times), 4), "ms_high": round(max(times), 4), "bytes": int(work.bytes),
-        "distinct_experts": round(statistics.mean(layer.distinct for layer in routed), 1),
-        "choices": round(statistics.mean(layer.choices for layer in routed), 1),
-        "bandwidth": round(work.bytes / (1e-3 * ms)), "floor_ms": round(1e3 * max(read, computed), 4),
-        "bound": "bytes" if read >= computed else "operations",
-        "ratio": round(1e-3 * ms / max(read, computed), 2),
-        "kv_mib": round(cache_bytes(case, model) / 2**20, 1),
-        "peer_bytes": peer_bytes(model, plan.batch.agreed_rows),
-        "parts": parts,
-        "breakdown": kernels,
+        "context": case.context, "graph": told.graph, "ms": round(ms, 4), "ms_low": round(min(told.runs), 4),
+        "ms_high": round(max(told.runs), 4), "commit_ms": round(told.commit, 4), "bytes": int(work.bytes),
+        "bandwidth": round(work.bytes / (1e-3 * ms)), "floor_ms": round(floor, 4),
+        "bound": "bytes" if read >= computed else "operations", "ratio": round(ms / floor, 2),
     }  # fmt: skip
