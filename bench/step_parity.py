@@ -31,8 +31,9 @@ LAYERS = 5
 CASE = Case("verify", 12, 3000, graph=False)
 OPERATION = 8e-3
 """Of one operation: two roundings to bfloat16, and FP8 codes that exp's last bit turns."""
-NEAR, FAR, FAR_SHARE = 0.12, 0.5, 0.1
-"""Of whole forwards: the median row; from where a row is far; and how many may be."""
+NEAR, FAR, FAR_SHARE = 0.3, 0.8, 0.25
+"""Of whole forwards: the median row; from where a row is far; and how many may be. Three layers of random
+weights were seen to add up to 0.06 and 0.34; rows that have nothing to do with each other are 1.4 apart."""
 
 
 class Differs(EngineError):
