@@ -103,36 +103,27 @@ def load_rank(settings: Settings, say: Say, groups: Groups = ALONE) -> Loaded:
     config, memory = ModelConfig.from_json(settings.model_path), MemoryTable(device)
     with memory.taking("the weights", lever=_FEWER_WEIGHTS):
         model, drafter = _models(config, settings, groups, say)
-    loaded = weights_by_kind(model, drafter)
-    for kind, size in loaded.items():
+    for kind, size in weights_by_kind(model, drafter).items():
         memory.note(f"weights: {kind}", size, _FEWER_EXPERTS if kind == "routed experts" else "")
+    weights = memory.bytes
     # Ranks on the CPU share the host's memory, each of those on devices has its own.
     free = free_host_bytes() // groups.dp.size if device.type == "cpu" else free_device_bytes(device)
     draft_bytes = 0 if drafter is None else slot_bytes(drafter, config, dtype)
     sizes = cache_sizes(config, settings, dtype.itemsize, free, draft_bytes)
     with memory.taking("the cache", sizes.bytes, _FEWER_PAGES):
         state = KVState(config, sizes.slots, sizes.full_pages, sizes.window_pages, device, dtype)
+        speculation = _speculation(drafter, state, settings, say)
     memory.note("cache", sizes.bytes, _FEWER_PAGES)
-    say(
-        f"cache: {sizes.full_pages - 1 - ASIDE} full and {sizes.window_pages - 1 - ASIDE} window pages "
-        f"of 256 tokens, {sizes.slots - 1 - ASIDE} slots, {sizes.bytes >> 20} MiB"
-    )
+    say(_told_of_cache(sizes))
     folder = Path(settings.model_path)
     eos_ids = eos_of(config, folder)
     width = 1 if drafter is None else drafter.block + 1
     grammars = rank_grammars(folder, config.vocab_size, eos_ids, device, sizes.slots, width)
-    speculation = None
-    if drafter is not None:
-        speculation = Speculation(drafter, state, _MODES[settings.speculative_verify_mode])
-        say(told_of(drafter, config, speculation))
     masks = None if grammars is None else grammars.pipeline
     runner = StepRunner(model, state, eos_ids, speculation, masks)
     with memory.taking("the workspaces of steps, and graphs", lever=_SMALLER_STEPS):
         warm_up(runner, settings, say)
-    if device.type == "cuda":
-        memory.note(
-            "workspaces and graphs", torch.cuda.memory_reserved(device) - memory.bytes, _SMALLER_STEPS
-        )
+    memory.note_rest("workspaces and graphs", _SMALLER_STEPS)
     for line in memory.lines():
         say(line)
     costs = None
@@ -143,8 +134,22 @@ def load_rank(settings: Settings, say: Say, groups: Groups = ALONE) -> Loaded:
     took_s = time.perf_counter() - begin
     say(f"ready after {took_s:.1f} s")
     block = speculation.block if speculation else 0
-    size = sum(loaded.values())
-    return Loaded(runner, config, sizes, eos_ids, block, costs, grammars, size, took_s, model.ops.name)
+    return Loaded(runner, config, sizes, eos_ids, block, costs, grammars, weights, took_s, model.ops.name)
+
+
+def _speculation(drafter: Drafter | None, state: KVState, settings: Settings, say: Say) -> Speculation | None:
+    if drafter is None:
+        return None
+    speculation = Speculation(drafter, state, _MODES[settings.speculative_verify_mode])
+    say(told_of(drafter, state.config, speculation))
+    return speculation
+
+
+def _told_of_cache(sizes: CacheSizes) -> str:
+    return (
+        f"cache: {sizes.full_pages - 1 - ASIDE} full and {sizes.window_pages - 1 - ASIDE} window pages "
+        f"of 256 tokens, {sizes.slots - 1 - ASIDE} slots, {sizes.bytes >> 20} MiB"
+    )
 
 
 def _models(

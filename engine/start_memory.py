@@ -47,6 +47,11 @@ class MemoryTable:
         if size > 0:
             self.parts.append(Part(name, size, lever))
 
+    def note_rest(self, name: str, lever: str) -> None:
+        """Adds what this process holds of a device beside the parts so far."""
+        if self.device.type == "cuda":
+            self.note(name, torch.cuda.memory_reserved(self.device) - self.bytes, lever)
+
     @property
     def bytes(self) -> int:
         """Of all parts."""
