@@ -20,10 +20,11 @@ import triton.language as tl
 from torch import Tensor
 
 from engine.errors import ShapeMismatch
+from engine.kernels.triton.accept_odds import draft_odds, target_odds
 from engine.kernels.triton.accept_residual import Rejections, replace_rejected
 from engine.kernels.triton.accept_rows import length_and_first, spread
 from engine.kernels.triton.draws import Drawn, draw
-from engine.kernels.triton.draws_numbers import ACCEPT, key_of, uniform, weight
+from engine.kernels.triton.draws_numbers import ACCEPT, uniform
 from engine.kernels.triton.logits import GroupStats, group_stats
 
 
@@ -63,20 +64,17 @@ class Verdicts:
 
 
 @triton.jit
-def _proposed(
-    draft_logits, tops, sums, row, cell, judges, columns, places, temperature,
-    LANES: tl.constexpr, PLACES: tl.constexpr,
-):  # fmt: skip
-    """Of draft rows: the largest logit, the mass, and the weight of a token; [LANES], as row and cell are."""
-    place = tl.arange(0, PLACES)
-    held = judges[:, None] & (place < places)[None, :]
-    at = row.to(tl.int64)[:, None] * places + place[None, :]
-    top = tl.load(tops + at, mask=held, other=float("-inf"))
-    best = tl.max(top, 1)
-    best = tl.where(tl.abs(best) < float("inf"), best, 0.0)
-    mass = tl.load(sums + at, mask=held, other=0.0) * weight(top, best[:, None], temperature).to(tl.float64)
-    value = tl.load(draft_logits + row.to(tl.int64) * columns + cell, mask=judges, other=float("-inf"))
-    return best, tl.sum(mass, 1), weight(value, best, temperature)
+def _emit(tokens, counts, valid, group, gamma, lane, at_end, accepted, draft, choice, best, own):
+    """Writes what a group emits, the last token as its row's own draw; returns how many."""
+    # A row that allows nothing accepts nothing, and a group that ends there fails.
+    reached = tl.max(tl.where(at_end, best, float("-inf")), 0)
+    sound = (tl.max(best, 0) < float("inf")) & (reached > float("-inf"))
+    count = tl.where(sound & (own > 0), accepted + 1, 0)
+    told = tl.where(lane < count, tl.where(lane < accepted, draft, choice), 0)
+    tl.store(tokens + group * (gamma + 1) + lane, told, mask=lane <= gamma)
+    tl.store(counts + group, count.to(tl.int64))
+    tl.store(valid + group, sound.to(tl.int8))
+    return count
 
 
 @triton.jit
@@ -89,10 +87,9 @@ def _judge(
     group = tl.program_id(0)
     own, first = length_and_first(lens, slots, group, groups, GROUPS)
     lane = tl.arange(0, LANES)
-    row = first + lane
+    row, judges = first + lane, lane < own - 1
     best = tl.load(bests + row, mask=lane < own, other=0.0)
     choice = tl.load(choices + row, mask=lane < own, other=0)
-    judges = lane < own - 1
     draft = tl.load(ids + group * id_across + lane * id_along, mask=judges, other=-1)
     passed = (choice == draft).to(tl.int32)
     slot = tl.maximum(tl.load(slots + group).to(tl.int64), 0)
@@ -103,40 +100,24 @@ def _judge(
     if by_odds:
         tested = judges & (draft >= 0) & (draft < columns)
         cell = tl.where(tested, draft, 0)
-        value = tl.load(logits + row.to(tl.int64) * stride + cell, mask=tested, other=float("-inf"))
-        own_weight = weight(value, tl.where(tl.abs(best) < float("inf"), best, 0.0), temperature)
-        key, floor = key_of(own_weight), tl.load(floors + row, mask=judges, other=0)
-        kept = (key > floor) | ((key == floor) & (cell <= tl.load(lasts + row, mask=judges, other=0)))
-        finite = tested & (tl.abs(best) < float("inf"))
-        p = tl.where(kept, own_weight, 0.0).to(tl.float64) / tl.load(totals + row, mask=finite, other=1.0)
+        p = target_odds(logits, bests, totals, floors, lasts, row, cell, tested, stride, temperature)
         q = tl.full((LANES,), 1.0, tl.float64)
         if DENSE:
-            least, mass, heavy = _proposed(
+            least, mass, heavy = draft_odds(
                 draft_logits, draft_tops, draft_sums, group * across + lane * along, cell, judges, columns,
                 places, temperature, LANES, PLACES,
             )  # fmt: skip
-            q = heavy.to(tl.float64) / tl.where(mass > 0, mass, 1.0)
+            q = heavy.to(tl.float64) / mass
         fit = (tested & (q > 0)).to(tl.int32)
-        key = tl.load(ints + slot * numbers) + tl.zeros((LANES,), tl.int64)
-        u = uniform(key, tl.load(positions + group) + lane, ACCEPT)
-        passed = fit * (u * q < p).to(tl.int32)
-    goes_on = judges & (passed > 0) & (best > float("-inf"))
-    accepted = tl.min(tl.where(goes_on, LANES, lane), 0)
+        key = tl.load(ints + slot * numbers) + tl.zeros_like(lane)
+        passed = fit * (uniform(key, tl.load(positions + group) + lane, ACCEPT) * q < p).to(tl.int32)
+    accepted = tl.min(tl.where(judges & (passed > 0) & (best > float("-inf")), LANES, lane), 0)
     at_end = lane == accepted
-    # A row that allows nothing accepts nothing, and a group that ends there fails.
-    largest = tl.max(best, 0)
-    reached = tl.max(tl.where(at_end, best, float("-inf")), 0)
-    sound = (largest < float("inf")) & (reached > float("-inf"))
-    count = tl.where(sound & (own > 0), accepted + 1, 0)
-    told = tl.where(lane < accepted, draft, choice)
-    tl.store(tokens + group * (gamma + 1) + lane, tl.where(lane < count, told, 0), mask=lane <= gamma)
-    tl.store(counts + group, count.to(tl.int64))
-    tl.store(valid + group, sound.to(tl.int8))
-    rejected = by_odds & (count > 0) & (accepted < own - 1)
-    tl.store(rows + group, tl.where(rejected, first + accepted, -1))
+    count = _emit(tokens, counts, valid, group, gamma, lane, at_end, accepted, draft, choice, best, own)
+    tl.store(rows + group, tl.where(by_odds & (count > 0) & (accepted + 1 < own), first + accepted, -1))
     tl.store(drafted + group, tl.max(tl.where(at_end & (fit > 0), draft, -1), 0).to(tl.int32))
     tl.store(q_best + group, tl.sum(tl.where(at_end, least, 0.0), 0))
-    tl.store(q_total + group, tl.sum(tl.where(at_end, tl.where(mass > 0, mass, 1.0), 0.0), 0))
+    tl.store(q_total + group, tl.sum(tl.where(at_end, mass, 0.0), 0))
 
 
 def accept(
@@ -150,12 +131,9 @@ def accept(
     raises   ShapeMismatch
     """
     groups, gamma = drafts.ids.shape
-    count, columns = logits.shape
+    columns = logits.shape[1]
     across, along = _draft_rows(drafts, columns)
-    if rows is None:
-        laid = spread(drafts.slots, drafts.positions, drafts.lens, gamma + 1, count)
-        stats = group_stats(logits, laid.slots, floats)
-        rows = draw(logits, stats, laid.slots, laid.positions, floats, ints)
+    rows = rows or _drawn(logits, drafts, floats, ints)
     new = logits.new_empty
     out = Verdicts(
         new(groups, gamma + 1, dtype=torch.int64),
@@ -179,9 +157,16 @@ def accept(
         num_warps=1 if q is None else 8,
     )  # fmt: skip
     table = (drafts.slots, drafts.positions, floats, ints)
-    known_rows = (across, along)
-    replace_rejected(logits, drafts.logits, known_rows, table, rows, rejections, out.counts, out.tokens)
+    replace_rejected(logits, drafts.logits, (across, along), table, rows, rejections, out.counts, out.tokens)
     return out
+
+
+def _drawn(logits: Tensor, drafts: Drafts, floats: Tensor, ints: Tensor) -> Drawn:
+    """What plain decoding draws from each row."""
+    width = drafts.ids.shape[1] + 1
+    laid = spread(drafts.slots, drafts.positions, drafts.lens, width, logits.shape[0])
+    stats = group_stats(logits, laid.slots, floats)
+    return draw(logits, stats, laid.slots, laid.positions, floats, ints)
 
 
 def _draft_rows(drafts: Drafts, columns: int) -> tuple[int, int]:

@@ -122,8 +122,8 @@ def search(
     row, ids, count  as of `_keys`: what may stay must be listed
     top_k int32, top_p and min_p float32; total float64, the mass of the row, and u float64
     """
-    floor, ties = tl.full((), -1, tl.int32), tl.zeros((), tl.int32)
-    key, place, kept = floor, ties, total
+    floor, ties, kept = tl.full((), -1, tl.int32), tl.zeros((), tl.int32), total
+    key, place = floor, ties
     # Top-k, top-p, what stays of both and min-p, the draw: each looks for a key and counts what is there.
     for stage in range(4):
         goal = tl.where(stage == 1, tl.maximum(top_p.to(tl.float64) * kept, 1e-30), u * kept)
@@ -134,27 +134,21 @@ def search(
         if asked:
             key = floor
             if stage != 2:
-                found = _crossing(
-                    row, ids, count, best, temperature, goal, stage > 0, stage == 3, LISTED, WIDE
-                )
-                key = tl.where(stage == 3, tl.maximum(found, floor), found)
+                key = _crossing(row, ids, count, best, temperature, goal, stage > 0, stage == 3, LISTED, WIDE)
+                key = tl.where(stage == 3, tl.maximum(key, floor), key)
             more, mass, held = _tally(row, ids, count, best, temperature, key, LISTED, WIDE)
             own = weight_of(tl.maximum(key, 0)).to(tl.float64)
             some = tl.minimum((goal - mass) / tl.maximum(own, 1e-37), 1e9)
-            if stage == 0:
-                floor, ties = key, top_k - more
-                kept = mass + ties.to(tl.float64) * own
-            elif stage == 1:
+            if stage == 1:
                 # One token stays even of a share of nothing.
                 share = tl.maximum(tl.ceil(some).to(tl.int32), 1)
                 share = tl.where(key == floor, tl.minimum(ties, share), share)
-                ties = tl.where(key >= floor, share, ties)
-                floor = tl.maximum(key, floor)
-            elif stage == 2:
-                ties = tl.minimum(ties, held)
+                floor, ties = tl.maximum(key, floor), tl.where(key >= floor, share, ties)
+            elif stage < 3:
+                floor, ties = key, tl.where(stage == 0, top_k - more, tl.minimum(ties, held))
                 kept = mass + ties.to(tl.float64) * own
             else:
-                place = tl.minimum(tl.floor(some).to(tl.int32), tl.where(key == floor, ties, held) - 1)
-                place = tl.maximum(place, 0)
+                most = tl.where(key == floor, ties, held) - 1
+                place = tl.maximum(tl.minimum(tl.floor(some).to(tl.int32), most), 0)
     token, last = _tokens_at(row, ids, count, best, temperature, key, place, floor, ties - 1, LISTED, WIDE)
     return floor, tl.where(ties > 0, last, -1), kept, token

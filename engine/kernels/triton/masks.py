@@ -122,14 +122,9 @@ def _edit(
         )
         group = tl.program_id(1) * GROUPS + tl.arange(0, GROUPS)
         token = group[:, None] * SIZE + tl.arange(0, SIZE)[None, :]
-        held = token < columns
-        value = tl.full((GROUPS, SIZE), float("-inf"), tl.float32)
-        at = logits + row * stride + token
-        if STATS:
-            value = tl.load(at, mask=held, other=float("-inf"))
+        at, held = logits + row * stride + token, token < tl.where(STATS | asked, columns, 0)
+        value = tl.load(at, mask=held, other=float("-inf"))
         if asked:
-            if not STATS:
-                value = tl.load(at, mask=held, other=float("-inf"))
             value = _biased(value, token, bias_ids + slot * biases, bias_values + slot * biases, biased)
             if penalised > 0:
                 occurrences = tl.load(seen + slot * columns + token, mask=held, other=0)
