@@ -14,8 +14,9 @@ from torch import Tensor
 from engine.model.ops import TorchOps
 
 PURE = (
-    "linear", "project", "group_linear", "rms_norm", "mhc_pre", "mhc_post", "collapse", "head_rows", "attend",
-    "index_scores", "experts", "expert_rows", "join_choices", "shared_expert", "pack", "unpack",
+    "linear", "project", "group_linear", "rms_norm", "mhc_pre", "mhc_post", "collapse", "head_rows",
+    "attend_back", "index_scores", "experts", "expert_rows", "join_choices", "shared_expert", "pack",
+    "unpack",
 )  # fmt: skip
 WRITING = {
     "linear_to": 3,

@@ -110,6 +110,12 @@ class TritonOps(TorchOps):
         """As TorchOps.attend; a row of 0 is no key."""
         return attend(q, window, compressed, sink, self.faults)
 
+    def attend_back(
+        self, q: Tensor, window: Keys, compressed: Keys | None, sink: Tensor, turns: Tensor
+    ) -> Tensor:
+        """As TorchOps.attend_back, in one kernel."""
+        return attend(q, window, compressed, sink, self.faults, turns)
+
     def close_c4(
         self, ring: Tensor, pending: Tensor, entries: C4Entries, turns: Tensor, norms: tuple[Tensor, Tensor],
         eps: float, pools: tuple[Tensor, Tensor], rounding: Rounding,

@@ -51,20 +51,24 @@ def attention(x: Tensor, weights: AttentionWeights, step: LayerStep) -> Tensor:
         pend(x, weights.compressor, step.rows, step.pending, step.ratio, ops)
         close = close_c4 if step.ratio == C4 else close_c128
         close(weights.compressor, step)
-    out = _attend_blocks(x, q, lora, weights, step)
-    ops.rotate(out, back)
+    out = _attend_blocks(x, q, lora, weights, step, back)
     return ops.linear(ops.group_linear(out.flatten(1), weights.wo_a), weights.wo_b)
 
 
-def _attend_blocks(x: Tensor, q: Tensor, lora: Tensor, weights: AttentionWeights, step: LayerStep) -> Tensor:
-    """q [T, heads, D] over every query block; [T, heads, D]."""
+def _attend_blocks(
+    x: Tensor, q: Tensor, lora: Tensor, weights: AttentionWeights, step: LayerStep, back: Tensor
+) -> Tensor:
+    """q [T, heads, D] over every query block, turned back by `back` [T, 1, r / 2]; [T, heads, D]."""
     outs = []
     for block in step.rows.blocks:
-        chosen = q if block.rows is None else q.index_select(0, block.rows)
+        chosen, turns = q, back
+        if block.rows is not None:
+            chosen, turns = q.index_select(0, block.rows), back.index_select(0, block.rows)
         chosen = chosen.view(-1, block.width, *q.shape[1:])
         window = Keys(step.cache.window, block.window_rows, block.window_bias)
         compressed = _compressed_keys(x, lora, weights, block, step)
-        outs.append(step.ops.attend(chosen, window, compressed, weights.sink).flatten(0, 1))
+        out = step.ops.attend_back(chosen, window, compressed, weights.sink, turns)
+        outs.append(out.flatten(0, 1))
     out = outs[0] if len(outs) == 1 else torch.cat(outs)
     return out if step.rows.unblock is None else out.index_select(0, step.rows.unblock)
 
@@ -106,7 +110,5 @@ def _index_scores(
     ops.rotate(q, turns)
     q = step.rounding.index(q).view(-1, block.width, *q.shape[1:])
     head_weights = ops.project(x, weights.head_weights).view(-1, block.width, config.index_n_heads)
-    if weights.factor != 1.0:
-        head_weights = head_weights * weights.factor
     assert step.cache.index is not None
     return ops.index_scores(q, head_weights, Keys(step.cache.index, block.c4_rows, block.c4_bias))

@@ -87,6 +87,14 @@ class AttentionOps:
         assert out is not None
         return out
 
+    def attend_back(
+        self, q: Tensor, window: Keys, compressed: Keys | None, sink: Tensor, turns: Tensor
+    ) -> Tensor:
+        """As `attend`, the results turned by `turns` [blocks W, 1, r / 2], back from their positions."""
+        out = self.attend(q, window, compressed, sink)
+        self.rotate(out.flatten(0, 1), turns)
+        return out
+
     def pool_windows(self, latents: Tensor, scores: Tensor) -> Tensor:
         """Softmax over a window's items, a channel at a time: latents, scores [E, W, C] float32; [E, C]."""
         return (torch.softmax(scores, dim=1) * latents).sum(1)

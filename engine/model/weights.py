@@ -57,14 +57,13 @@ class CompressorWeights:
 
 @dataclass(frozen=True)
 class IndexerWeights:
-    """wq_b [heads * Di, q_lora]; head_weights [heads, H] float32, or exact in the model's type.
+    """wq_b [heads * Di, q_lora]; head_weights [heads, H] float32, the score constants folded in.
 
-    factor  of the products with head_weights: the score constants, 1 where they are folded in
+    Where weights are kept, head_weights are as stored: a positive factor of all scores changes no choice.
     """
 
     wq_b: Weight
     head_weights: Tensor
-    factor: float
 
 
 @dataclass(frozen=True)
@@ -198,6 +197,4 @@ def _indexer(config: ModelConfig, taker: Taker, prefix: str) -> IndexerWeights:
     constants = width**-0.5 * heads**-0.5
     wq_b = taker.matrix(f"{prefix}.wq_b.weight", (heads * width, config.q_lora_rank))
     proj = taker.exact(f"{prefix}.weights_proj.weight", heads, config.hidden_size)
-    return (
-        IndexerWeights(wq_b, proj, constants) if taker.keeps else IndexerWeights(wq_b, proj * constants, 1.0)
-    )
+    return IndexerWeights(wq_b, proj if taker.keeps else proj * constants)

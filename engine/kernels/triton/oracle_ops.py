@@ -55,6 +55,12 @@ class OracleOps(TorchOps):
         """As TritonOps.attend: scores and sums in float32."""
         return oracle_attention.attend(q, window, compressed, sink, None).to(q.dtype)
 
+    def attend_back(
+        self, q: Tensor, window: Keys, compressed: Keys | None, sink: Tensor, turns: Tensor
+    ) -> Tensor:
+        """As TritonOps.attend_back: rounded once."""
+        return oracle_attention.attend(q, window, compressed, sink, turns).to(q.dtype)
+
     def index_scores(self, q: Tensor, head_weights: Tensor, keys: Keys) -> Tensor:
         """As TritonOps.index_scores: scores and sums in float32."""
         return oracle_compress.index_scores(q, head_weights, keys.pool, None, keys.rows, keys.bias)
