@@ -103,9 +103,7 @@ def load_rank(settings: Settings, say: Say, groups: Groups = ALONE) -> Loaded:
     config, memory = ModelConfig.from_json(settings.model_path), MemoryTable(device)
     with memory.taking("the weights", lever=_FEWER_WEIGHTS):
         model, drafter = _models(config, settings, groups, say)
-    for kind, size in weights_by_kind(model, drafter).items():
-        memory.note(f"weights: {kind}", size, _FEWER_EXPERTS if kind == "routed experts" else "")
-    weights = memory.bytes
+    weights = _note_weights(memory, model, drafter)
     # Ranks on the CPU share the host's memory, each of those on devices has its own.
     free = free_host_bytes() // groups.dp.size if device.type == "cpu" else free_device_bytes(device)
     draft_bytes = 0 if drafter is None else slot_bytes(drafter, config, dtype)
@@ -119,22 +117,28 @@ def load_rank(settings: Settings, say: Say, groups: Groups = ALONE) -> Loaded:
     eos_ids = eos_of(config, folder)
     width = 1 if drafter is None else drafter.block + 1
     grammars = rank_grammars(folder, config.vocab_size, eos_ids, device, sizes.slots, width)
-    masks = None if grammars is None else grammars.pipeline
+    masks = None
+    if grammars is not None:
+        masks = grammars.pipeline
+        say(f"grammars: {len(grammars.compiler.vocabulary.tokens)} tokens, {PATH}")
     runner = StepRunner(model, state, eos_ids, speculation, masks)
     with memory.taking("the workspaces of steps, and graphs", lever=_SMALLER_STEPS):
         warm_up(runner, settings, say)
     memory.note_rest("workspaces and graphs", _SMALLER_STEPS)
     for line in memory.lines():
         say(line)
-    costs = None
-    if speculation is not None and speculation.mode != "static":
-        costs = cost_table_for(settings, subject_of(runner), say)
-    if grammars is not None:
-        say(f"grammars: {len(grammars.compiler.vocabulary.tokens)} tokens, {PATH}")
+    costs = cost_table_for(settings, subject_of(runner), say) if _scheduled(speculation) else None
     took_s = time.perf_counter() - begin
     say(f"ready after {took_s:.1f} s")
     block = speculation.block if speculation else 0
     return Loaded(runner, config, sizes, eos_ids, block, costs, grammars, weights, took_s, model.ops.name)
+
+
+def _note_weights(memory: MemoryTable, model: DeepseekV4, drafter: Drafter | None) -> int:
+    """Bytes of all weights, noted by kind."""
+    for kind, size in weights_by_kind(model, drafter).items():
+        memory.note(f"weights: {kind}", size, _FEWER_EXPERTS if kind == "routed experts" else "")
+    return memory.bytes
 
 
 def _speculation(drafter: Drafter | None, state: KVState, settings: Settings, say: Say) -> Speculation | None:
@@ -143,6 +147,11 @@ def _speculation(drafter: Drafter | None, state: KVState, settings: Settings, sa
     speculation = Speculation(drafter, state, _MODES[settings.speculative_verify_mode])
     say(told_of(drafter, state.config, speculation))
     return speculation
+
+
+def _scheduled(speculation: Speculation | None) -> bool:
+    """Whether drafts are cut by what steps cost."""
+    return speculation is not None and speculation.mode != "static"
 
 
 def _told_of_cache(sizes: CacheSizes) -> str:
