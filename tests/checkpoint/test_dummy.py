@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from engine.model.config import ModelConfig
-from engine.model.dummy import dummy_weights
+from engine.model.dummy import DummyWeights, dummy_weights
 from engine.model.layout import FLOAT_LAYOUT, expected_tensors
+from engine.model.quantised import plain
 from engine.model.tensor_specs import Role
 
 CPU = torch.device("cpu")
@@ -45,3 +46,14 @@ def test_equal_seeds_give_equal_weights_and_others_differ(fields: dict[str, Any]
     assert all(torch.equal(first[name], again[name]) for name in first)
     assert not torch.equal(first["embed.weight"], other["embed.weight"])
     assert not torch.equal(first["layers.0.ffn.gate.tid2eid"], other["layers.0.ffn.gate.tid2eid"])
+
+
+def test_routers_spread_their_rows_with_a_trained_ones_skew(fields: dict[str, Any]) -> None:
+    config = ModelConfig.from_dict(fields | {"n_routed_experts": 256, "num_experts_per_tok": 6})
+    made = DummyWeights(config, torch.float32, CPU)
+    gate, bias = (plain(made[f"layers.2.ffn.gate.{name}"]) for name in ("weight", "bias"))
+    rows = torch.randn(4096, config.hidden_size, generator=torch.Generator().manual_seed(0))
+    scores = torch.nn.functional.softplus(rows @ gate.t()).sqrt()
+    uses = torch.bincount((scores + bias).topk(6).indices.flatten(), minlength=256) / (4096 * 6 / 256)
+    assert 1.5 < float(uses.max()) < 4
+    assert 0.1 < float(uses.min()) < 0.7
