@@ -32,8 +32,8 @@ POINTERS = {
 }  # fmt: skip
 STATS = ("tops", "args", "sums")
 OTHER: dict[str, dict[str, str]] = {
-    **{name: {"ids": "*i32"} for name in ("draw", "draw of a draft", "draw of few", "search")},
-    **{name: {"rows": "i32"} for name in ("spread", "bias", "bias of many rows", "bias of a given e")},
+    **{name: {"ids": "*i32"} for name in ("draw", "draw of few", "search")},
+    **{name: {"rows": "i32"} for name in ("spread", "bias", "bias of a given e")},
 }
 """Where a name means another type."""
 ROW: dict[str, Any] = {"PLACES": 1024, "SIZE": 128}
@@ -48,11 +48,9 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
         {"GROUPS": 8, "SIZE": 128, "TEMPERED": False, "slots": None, "floats": None, "width": 1, "fields": 0},
     ),
     "draw": (draws._draw, ROW | {"MOST": 512, "LONG": 8192, "DRAFTS": False, "repeats": None, "step": 0}),
-    "draw of a draft": (draws._draw, ROW | {"MOST": 512, "LONG": 8192, "DRAFTS": True}),
     "draw of few": (draws._draw, NARROW | {"MOST": 512, "LONG": 8192, "DRAFTS": True, "step": 1}),
     "search": (draws._search, ROW | {"MOST": 8192}),
     "bias": (markov._bias, {"ROWS": 16, "SIZE": 128, "STEP": 64, "LOOKED_UP": True}),
-    "bias of many rows": (markov._bias, {"ROWS": 64, "SIZE": 128, "STEP": 64, "LOOKED_UP": True}),
     "bias of a given e": (
         markov._bias,
         {"ROWS": 16, "SIZE": 128, "STEP": 64, "LOOKED_UP": False, "previous": None},
@@ -67,7 +65,6 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     ),
     "count": (masks._count, {"LANES": 8}),
     "best": (logits_best._best, ROW),
-    "best of few": (logits_best._best, NARROW | {"most": 1}),
     "spread": (accept_rows._spread, {"GROUPS": 128, "LANES": 8}),
     "judge": (accept._judge, JUDGE | {"PLACES": 1024, "DENSE": True, "id_along": 1, "along": 1}),
     "judge one-hot": (
@@ -77,7 +74,6 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
         | {"places": 1, "gamma": 1, "across": 1},
     ),
     "sums": (accept_residual._sums, {"GROUPS": 16, "SIZE": 128, "DENSE": True, "across": 1}),
-    "sums one-hot": (accept_residual._sums, {"GROUPS": 16, "SIZE": 128, "DENSE": False, "along": 1}),
     "replace": (accept_residual._replace, ROW | {"DENSE": True, "across": 1}),
     "replace one-hot": (accept_residual._replace, NARROW | {"DENSE": False, "along": 1, "places": 1}),
 }

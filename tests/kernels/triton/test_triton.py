@@ -1,4 +1,4 @@
-"""The kernels' checks, each file in a process of its own: interpreted where there is no device.
+"""The kernels' checks, three files in a process of their own: interpreted where there is no device.
 
 Triton reads TRITON_INTERPRET when it is imported, and this process may have imported it, or may later.
 """
@@ -14,14 +14,17 @@ import pytest
 import torch
 
 CHECKS = sorted(path.name for path in Path(__file__).parent.glob("check_*.py"))
+COMPILED = [name for name in CHECKS if name.startswith("check_compile")]
+OTHER = [name for name in CHECKS if name not in COMPILED]
+# A process takes three seconds to begin.
+PROCESSES = [names[i : i + 3] for names in (COMPILED, OTHER) for i in range(0, len(names), 3)]
 
 
-@pytest.mark.parametrize("name", CHECKS)
-def test_kernels(name: str) -> None:
+@pytest.mark.parametrize("names", PROCESSES, ids=" ".join)
+def test_kernels(names: list[str]) -> None:
     # Compiling is for a device, whether there is one or not.
     env = {**os.environ, "TRITON_DEFAULT_FP_FUSION": "1"}
-    interpreted = not torch.cuda.is_available() and not name.startswith("check_compile")
-    if interpreted:
+    if not torch.cuda.is_available() and names[0] in OTHER:
         env["TRITON_INTERPRET"] = "1"
     command = [
         sys.executable,
@@ -30,7 +33,7 @@ def test_kernels(name: str) -> None:
         "-q",
         "-p",
         "no:cacheprovider",
-        str(Path(__file__).with_name(name)),
+        *(str(Path(__file__).with_name(name)) for name in names),
     ]
     told = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=110)
     assert told.returncode == 0, told.stdout[-4000:] + told.stderr[-2000:]
