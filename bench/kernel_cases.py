@@ -21,6 +21,7 @@ LINEARS = {
 COLD_BYTES = 256 << 20
 """Weights that a graph goes through before it comes back to the first."""
 BF16 = 4e-3
+EPS = 1e-6
 
 
 @dataclass(frozen=True)
@@ -82,47 +83,48 @@ def linear_cases(row_counts: tuple[int, ...]) -> Iterator[Case]:
         weights = [fp8_weight(outputs, columns, groups) for _ in range(copies(outputs * columns))]
         wide = [w.codes.bfloat16().view(groups, -1, columns) for w in weights]
         for rows in row_counts:
-            x = activations(rows, groups * columns)
-            out = linear.linear_fp8(x, weights[0])
-            error = distance(out, oracle.linear(oracle.rounded(x), weights[0]))
-            size = outputs * columns + 2 * rows * (groups * columns + outputs)
-            operations = 2.0 * rows * outputs * columns
-            calls = [lambda w=w, x=x: linear.linear_fp8(x, w) for w in weights]
-            if groups > 1:
-                library_name = "torch.bmm bf16"
-                parts = x.view(rows, groups, columns).transpose(0, 1)
-                library = [lambda w=w, p=parts: torch.bmm(p, w.transpose(1, 2)) for w in wide]
-            elif rows % 16 == 0:
-                library_name, codes = "torch._scaled_mm, one scale", quantise.quantise(x)[0]
-                library = [lambda w=w, c=codes: scaled_mm(c, w.codes) for w in weights]
-            else:
-                library_name, library = "torch.mm bf16", [lambda w=w, x=x: x @ w[0].t() for w in wide]
-            shape = f"[{rows}, {columns}] x [{outputs}, {columns}]" + (f" / {groups}" if groups > 1 else "")
-            yield Case(
-                f"linear_fp8 {name}",
-                shape,
-                rows,
-                calls,
-                size,
-                operations,
-                "fp8",
-                library_name,
-                library,
-                error,
-                BF16,
-            )
-            if groups > 1:
-                error = distance(linear.linear_bf16(x, weights[0]), oracle.linear(x, weights[0]))
-                calls = [lambda w=w, x=x: linear.linear_bf16(x, w) for w in weights]
-                yield Case(
-                    f"linear_bf16 {name}", shape, rows, calls, size, operations, "bf16", library_name,
-                    library, error, BF16,
-                )  # fmt: skip
+            yield from _products(name, rows, weights, wide)
+
+
+def _products(name: str, rows: int, weights: list[linear.Fp8Weight], wide: list[Tensor]) -> Iterator[Case]:
+    """One product with `rows` rows. wide: the weights' codes, bfloat16 [groups, outputs / groups, columns]"""
+    outputs, columns, groups = LINEARS[name]
+    x = activations(rows, groups * columns)
+    out = linear.linear_fp8(x, weights[0])
+    error = distance(out, oracle.linear(oracle.rounded(x), weights[0]))
+    size = outputs * columns + 2 * rows * (groups * columns + outputs)
+    operations = 2.0 * rows * outputs * columns
+    calls = [lambda w=w: linear.linear_fp8(x, w) for w in weights]
+    library_name, library = _library_products(x, weights, wide)
+    shape = f"[{rows}, {columns}] x [{outputs}, {columns}]" + (f" / {groups}" if groups > 1 else "")
+    yield Case(
+        f"linear_fp8 {name}", shape, rows, calls, size, operations, "fp8", library_name, library, error, BF16
+    )  # fmt: skip
+    if groups > 1:
+        error = distance(linear.linear_bf16(x, weights[0]), oracle.linear(x, weights[0]))
+        calls = [lambda w=w: linear.linear_bf16(x, w) for w in weights]
+        yield Case(
+            f"linear_bf16 {name}", shape, rows, calls, size, operations, "bf16", library_name,
+            library, error, BF16,
+        )  # fmt: skip
+
+
+def _library_products(
+    x: Tensor, weights: list[linear.Fp8Weight], wide: list[Tensor]
+) -> tuple[str, list[Callable[[], object]]]:
+    """(name, calls) of the library's product for the same work."""
+    rows, (groups, _, columns) = x.shape[0], wide[0].shape
+    if groups > 1:
+        parts = x.view(rows, groups, columns).transpose(0, 1)
+        return "torch.bmm bf16", [lambda w=w: torch.bmm(parts, w.transpose(1, 2)) for w in wide]
+    if rows % 16 == 0:
+        codes = quantise.quantise(x)[0]
+        return "torch._scaled_mm, one scale", [lambda w=w: scaled_mm(codes, w.codes) for w in weights]
+    return "torch.mm bf16", [lambda w=w: x @ w[0].t() for w in wide]
 
 
 def row_cases(row_counts: tuple[int, ...]) -> Iterator[Case]:
     """RMSNorm, quantising and hyper-connections."""
-    ops, eps = TorchOps(), 1e-6
     weight = torch.rand(HIDDEN, device="cuda")
     own = MhcWeights(
         torch.randn(24, 4 * HIDDEN, device="cuda") * HIDDEN**-0.5, torch.randn(24, device="cuda"),
@@ -133,40 +135,36 @@ def row_cases(row_counts: tuple[int, ...]) -> Iterator[Case]:
             torch.randn(rows, 4, HIDDEN, device="cuda").bfloat16()
             for _ in range(copies(8 * rows * HIDDEN, 4, 16))
         ]
-        xs = [streams[:, 0].contiguous() for streams in sets]
-        wide, x, streams = 2.0 * rows * HIDDEN, xs[0], sets[0]
-        shape = f"[{rows}, {HIDDEN}]"
-        calls = [lambda x=x: norm.rms_norm(x, weight, eps) for x in xs]
-        library = [lambda x=x: F.rms_norm(x, (HIDDEN,), weight.bfloat16(), eps) for x in xs]
-        error = distance(norm.rms_norm(x, weight, eps), ops.rms_norm(x, weight, eps))
-        yield Case("rms_norm", shape, rows, calls, 2 * wide, 0, "bf16", "F.rms_norm", library, error, 1e-3)
-        codes = quantise.quantise(x)[0]
-        error = distance(codes.float(), oracle.quantise(x)[0].float())
-        calls = [lambda x=x: quantise.quantise(x) for x in xs]
-        yield Case("quantise", shape, rows, calls, 1.5 * wide, 0, "bf16", "", [], error, 0.0)
-        pre, right = mhc.mhc_pre(streams, own, 20, eps, eps), ops.mhc_pre(streams, own, 20, eps, eps)
-        error = distance(pre[0], right[0]) + 100 * (distance(pre[1], right[1]) + distance(pre[2], right[2]))
-        calls = [lambda s=s: mhc.mhc_pre(s, own, 20, eps, eps) for s in sets]
-        library = [lambda s=s: ops.mhc_pre(s, own, 20, eps, eps) for s in sets]
-        size = 5 * wide + 4 * own.fn.numel()
-        yield Case(
-            "mhc_pre", f"[{rows}, 4, {HIDDEN}]", rows, calls, size, 0, "bf16", "torch", library, error, BF16
-        )
-        error = distance(mhc.mhc_post(x, streams, *right[1:]), ops.mhc_post(x, streams, *right[1:]))
-        calls = [lambda s=s, x=x, r=right: mhc.mhc_post(x, s, *r[1:]) for s, x in zip(sets, xs, strict=True)]
-        library = [
-            lambda s=s, x=x, r=right: ops.mhc_post(x, s, *r[1:]) for s, x in zip(sets, xs, strict=True)
-        ]
-        yield Case(
-            "mhc_post",
-            f"[{rows}, 4, {HIDDEN}]",
-            rows,
-            calls,
-            9 * wide,
-            0,
-            "bf16",
-            "torch",
-            library,
-            error,
-            BF16,
-        )
+        yield from _norms([streams[:, 0].contiguous() for streams in sets], weight)
+        yield from _hyper_connections(sets, own)
+
+
+def _norms(xs: list[Tensor], weight: Tensor) -> Iterator[Case]:
+    """RMSNorm and quantising of bfloat16 [rows, HIDDEN]."""
+    x, rows = xs[0], xs[0].shape[0]
+    wide, shape = 2.0 * rows * HIDDEN, f"[{rows}, {HIDDEN}]"
+    calls = [lambda x=x: norm.rms_norm(x, weight, EPS) for x in xs]
+    library = [lambda x=x: F.rms_norm(x, (HIDDEN,), weight.bfloat16(), EPS) for x in xs]
+    error = distance(norm.rms_norm(x, weight, EPS), TorchOps().rms_norm(x, weight, EPS))
+    yield Case("rms_norm", shape, rows, calls, 2 * wide, 0, "bf16", "F.rms_norm", library, error, 1e-3)
+    error = distance(quantise.quantise(x)[0].float(), oracle.quantise(x)[0].float())
+    calls = [lambda x=x: quantise.quantise(x) for x in xs]
+    yield Case("quantise", shape, rows, calls, 1.5 * wide, 0, "bf16", "", [], error, 0.0)
+
+
+def _hyper_connections(sets: list[Tensor], own: MhcWeights) -> Iterator[Case]:
+    """Both halves of a hyper-connection. sets: streams, bfloat16 [rows, 4, HIDDEN]"""
+    ops, streams, rows = TorchOps(), sets[0], sets[0].shape[0]
+    wide, shape = 2.0 * rows * HIDDEN, f"[{rows}, 4, {HIDDEN}]"
+    pre, right = mhc.mhc_pre(streams, own, 20, EPS, EPS), ops.mhc_pre(streams, own, 20, EPS, EPS)
+    error = distance(pre[0], right[0]) + 100 * (distance(pre[1], right[1]) + distance(pre[2], right[2]))
+    calls = [lambda s=s: mhc.mhc_pre(s, own, 20, EPS, EPS) for s in sets]
+    library = [lambda s=s: ops.mhc_pre(s, own, 20, EPS, EPS) for s in sets]
+    size = 5 * wide + 4 * own.fn.numel()
+    yield Case("mhc_pre", shape, rows, calls, size, 0, "bf16", "torch", library, error, BF16)
+    xs = [streams[:, 0].contiguous() for streams in sets]
+    pairs = list(zip(xs, sets, strict=True))
+    error = distance(mhc.mhc_post(*pairs[0], *right[1:]), ops.mhc_post(*pairs[0], *right[1:]))
+    calls = [lambda x=x, s=s: mhc.mhc_post(x, s, *right[1:]) for x, s in pairs]
+    library = [lambda x=x, s=s: ops.mhc_post(x, s, *right[1:]) for x, s in pairs]
+    yield Case("mhc_post", shape, rows, calls, 9 * wide, 0, "bf16", "torch", library, error, BF16)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from api.served import load_served
-from bench import traffic
+from bench import traffic, traffic_clients
 from bench.lossless_cases import read
 from bench.serve import HOST, server
 from engine.config import Settings
@@ -54,11 +54,11 @@ def test_ranks_that_draft_answer_as_one_that_does_not(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     # Spells in which one rank has everything and the other one is idle, within so few requests.
-    monkeypatch.setattr(traffic, "SPELL", 10)
-    monkeypatch.setattr(traffic, "CLIENTS", 12)
-    monkeypatch.setattr(traffic, "KINDS", KINDS)
+    monkeypatch.setattr(traffic_clients, "SPELL", 10)
+    monkeypatch.setattr(traffic_clients, "CLIENTS", 12)
+    monkeypatch.setattr(traffic_clients, "KINDS", KINDS)
     with server([*LEAN, "--dp", "2", *flags, "--speculative", "dspark"]) as (port, child):
-        told = traffic.Traffic(port, 2, cases, expected, REQUESTS)
+        told = traffic_clients.Traffic(port, 2, cases, expected, REQUESTS)
         anyio.run(told.run, backend_options={"use_uvloop": True})
         left = traffic.wait_settled(port, 2)
         shown = urllib.request.urlopen(f"http://{HOST}:{port}/metrics", timeout=10).read().decode()
