@@ -38,7 +38,8 @@ from engine.messages import (
     Stop,
 )
 from engine.peers import Mesh
-from engine.rank_process import GREET_S, Told
+from engine.rank_interface import Told
+from engine.rank_process import GREET_S
 from engine.threads import environment
 
 UNLINKED_S = 10.0

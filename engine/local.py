@@ -17,8 +17,9 @@ from engine.actors.wiring import wiring
 from engine.config import Settings
 from engine.front import start_front, start_grammars
 from engine.messages import Message, Stop
+from engine.rank_interface import Parts, Told
 from engine.rank_parts import ModelParts
-from engine.rank_process import GREET_S, Parts, Told, run_rank
+from engine.rank_process import GREET_S, run_rank
 from engine.threads import environment
 
 

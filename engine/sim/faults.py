@@ -89,7 +89,7 @@ def _device_stall(world: World, it: Fault) -> None:
         device.stall_s = seconds
 
 
-@fault("slow_start", "rank_process.Parts.load")
+@fault("slow_start", "rank_interface.Parts.load")
 def _slow_start(world: World, it: Fault) -> None:
     """A rank takes `for_s` longer to load. At 0 s only."""
     world.load_s[it.rank] = drawn(it.for_s)
@@ -157,7 +157,7 @@ def _mailbox_full(world: World, it: Fault) -> None:
             return
 
 
-@fault("wall_jump", "rank_process.Parts.wall_s")
+@fault("wall_jump", "rank_interface.Parts.wall_s")
 def _wall_jump(world: World, it: Fault) -> None:
     """The wall clock jumps by `by_s`, back where that is negative."""
     world.wall_offset_s += drawn(it.by_s)

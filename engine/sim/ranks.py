@@ -23,7 +23,8 @@ from engine.actors.speculation import Speculation
 from engine.actors.timers import Timers
 from engine.config import Settings
 from engine.messages import StepDone
-from engine.rank_process import Told, live
+from engine.rank_interface import Told
+from engine.rank_process import live
 from engine.sim.chain import EOS, WINDOW, Rules
 from engine.sim.device import PagedModel
 from engine.sim.drafting import Drafter, costs
@@ -112,7 +113,7 @@ class SimulatedRank:
 
 
 class Parts:
-    """What the rank is made of: engine.rank_process.Parts."""
+    """What the rank is made of: engine.rank_interface.Parts."""
 
     def __init__(self, world: World, child: SimulatedRank) -> None:
         self._world = world
