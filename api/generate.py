@@ -60,17 +60,8 @@ async def generate(service: Service, exchange: Exchange) -> None:
         items += [Item(want.rid or exchange.rid, want.prompt)] * len(made)
         wishes += [wish] * len(made)
     check_group("text" if body.text is not None else "input_ids", len(entries), service.served.bounds)
-    plan = GeneratePlan(
-        items=tuple(items),
-        single=single and len(entries) == 1,
-        logprobs=bool(body.return_logprob),
-        top=bool(body.return_logprob and body.top_logprobs_num),
-        prompt_from=_prompt_from(body, prompts),
-        texts=bool(body.return_text_in_logprobs),
-        drafts=bool(body.return_speculation_stats),
-        received_s=received_s,
-        wall_s=service.wall_s,
-    )
+    prompt_from = _prompt_from(body, prompts)
+    plan = _plan(service, body, items, single and len(entries) == 1, prompt_from, received_s)
     # One rank for all is a promise that they arrive together; several are none.
     route = routes[0] if len(set(routes)) == 1 else -1
     await run(
@@ -94,6 +85,23 @@ async def _prompts(service: Service, body: GenerateBody) -> tuple[list[Prompt], 
     ids = body.input_ids or []
     single = all(isinstance(item, int) for item in ids)
     return await prompts_of("input_ids", ids, served, wall_s), single
+
+
+def _plan(
+    service: Service, body: GenerateBody, items: list[Item], single: bool, prompt_from: int, received_s: float
+) -> GeneratePlan:
+    """What the answer must hold of each item."""
+    return GeneratePlan(
+        items=tuple(items),
+        single=single,
+        logprobs=bool(body.return_logprob),
+        top=bool(body.return_logprob and body.top_logprobs_num),
+        prompt_from=prompt_from,
+        texts=bool(body.return_text_in_logprobs),
+        drafts=bool(body.return_speculation_stats),
+        received_s=received_s,
+        wall_s=service.wall_s,
+    )
 
 
 def _rids(service: Service, exchange: Exchange, body: GenerateBody, count: int) -> list[str]:

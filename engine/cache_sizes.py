@@ -11,6 +11,11 @@ from engine.errors import ConfigError
 from engine.memory.pages import ASIDE, pages_for
 from engine.model.config import ModelConfig, pools
 
+_LEVERS = (
+    "lower --max-running-requests, --max-total-tokens or --chunked-prefill-size, "
+    "or raise --mem-fraction-static"
+)
+
 
 @dataclass(frozen=True, slots=True)
 class CacheSizes:
@@ -57,12 +62,9 @@ def cache_sizes(
     while not settings.max_total_tokens and full > 1 and bytes_for(full) > budget:
         full = max(1, full * 7 // 8)
     if bytes_for(full) > budget:
-        raise ConfigError(
-            f"{full} full and {window_for(full)} window pages need {bytes_for(full) >> 20} MiB, but "
-            f"{max(budget, 0) >> 20} MiB are its share of {free_bytes >> 20} MiB; lower "
-            "--max-running-requests, --max-total-tokens or --chunked-prefill-size, or raise "
-            "--mem-fraction-static"
-        )
+        pages = f"{full} full and {window_for(full)} window pages need {bytes_for(full) >> 20} MiB"
+        share = f"{max(budget, 0) >> 20} MiB are its share of {free_bytes >> 20} MiB"
+        raise ConfigError(f"{pages}, but {share}; {_LEVERS}")
     total = bytes_for(full) + slots * unit["slot"]
     return CacheSizes(slots, 1 + full + ASIDE, 1 + window_for(full) + ASIDE, context, total)
 

@@ -30,9 +30,7 @@ from engine.http_server import HttpServer, bind
 from engine.lifecycle_box import report
 from engine.lifecycle_launcher import CLEAN, FAILED, REFUSED, Launcher
 from engine.lifecycle_pulse import PulseBoard
-from engine.messages import (
-    Snapshot,
-)
+from engine.messages import Snapshot
 from engine.metrics import Metrics
 from engine.metrics_process import PAUSES
 from engine.probes import Probes
@@ -110,19 +108,7 @@ def start_api(
     ranks, drain_ms, stop_ms = settings.dp_size, settings.drain_s * 1000, STOP_S * 1000
     process.start("health", lambda: Health(ranks, settings.snapshot_s))
     process.start("shutdown", lambda: Shutdown(ranks, drain_ms, stop_ms))
-    context = served.bounds.context_length
-    method = settings.load_balance_method
-    metrics = Metrics(
-        settings.metrics_prefix,
-        served.name,
-        ranks,
-        context,
-        ENDPOINTS,
-        method,
-        native=settings.dp_exchange == "native",
-        vllm=settings.enable_vllm_metrics,
-    )
-    metrics.grammars.service = grammars
+    metrics = _metrics(settings, served, grammars)
     health = process.mailbox("health")
 
     def on_snapshot(msg: Snapshot) -> None:
@@ -136,3 +122,18 @@ def start_api(
         probes = Probes(process.asks, health, wall_s, launcher.beats, launcher.pids)
         metrics.registry.register(launcher.phases)
     return engine, create_app(engine, served, metrics, probes, settings, wall_s=wall_s, **given)
+
+
+def _metrics(settings: Settings, served: Served, grammars: GrammarService | None) -> Metrics:
+    metrics = Metrics(
+        settings.metrics_prefix,
+        served.name,
+        settings.dp_size,
+        served.bounds.context_length,
+        ENDPOINTS,
+        settings.load_balance_method,
+        native=settings.dp_exchange == "native",
+        vllm=settings.enable_vllm_metrics,
+    )
+    metrics.grammars.service = grammars
+    return metrics

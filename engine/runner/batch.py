@@ -111,26 +111,12 @@ def build_batch(
     every_logit  True: logits of every row, else of the last row of each group with `samples` 1
     raises       ShapeMismatch where two columns of the step disagree, or the step and what was agreed
     """
-    slots, generations, starts, counts, tokens = (
-        np.frombuffer(column, dtype=np.int32)
-        for column in (step.slots, step.generations, step.starts, step.counts, step.tokens)
-    )
-    samples = np.frombuffer(step.samples, dtype=np.uint8)
-    sizes = (slots.size, generations.size, starts.size, counts.size, samples.size)
-    if len(set(sizes)) != 1:
-        raise ShapeMismatch(f"step {step.epoch}: columns slots to samples hold {sizes} entries")
-    live = int(counts.sum())
-    if live != tokens.size or (counts.size and counts.min() < 1):
-        raise ShapeMismatch(f"step {step.epoch}: counts {counts.tolist()} against {tokens.size} tokens")
+    slots, generations, starts, counts, tokens, samples = _columns(step)
+    live = tokens.size
     last_rows = np.cumsum(counts, dtype=np.int32) - 1
     logit_rows = np.arange(live, dtype=np.int32) if every_logit else last_rows[samples != 0]
     agreed = _Agreed(step, live, logit_rows.size, row_tile, idle_runs)
-    # A step that verifies has fewer rows where requests had ended: never more than its peers make room for.
-    fits = live <= agreed.tokens[rank] if step.verify else live == agreed.tokens[rank]
-    if not fits:
-        raise ShapeMismatch(
-            f"step {step.epoch}: {live} tokens, but the ranks agreed on {agreed.tokens[rank]}"
-        )
+    _check_agreed(step, live, agreed.tokens[rank])
     own = RankLoad(slots.size, live, live, agreed.run(live), logit_rows.size)
     most = max(agreed.tokens)
     return ForwardBatch(
@@ -151,3 +137,26 @@ def build_batch(
         tbo_boundary=tbo_boundary,
         cp_segments=cp_segments,
     )
+
+
+def _columns(step: RunStep) -> tuple[Int32, Int32, Int32, Int32, Int32, npt.NDArray[np.uint8]]:
+    """(slots, generations, starts, counts, tokens, samples). raises ShapeMismatch where they disagree"""
+    slots, generations, starts, counts, tokens = (
+        np.frombuffer(column, dtype=np.int32)
+        for column in (step.slots, step.generations, step.starts, step.counts, step.tokens)
+    )
+    samples = np.frombuffer(step.samples, dtype=np.uint8)
+    sizes = (slots.size, generations.size, starts.size, counts.size, samples.size)
+    if len(set(sizes)) != 1:
+        raise ShapeMismatch(f"step {step.epoch}: columns slots to samples hold {sizes} entries")
+    if int(counts.sum()) != tokens.size or (counts.size and counts.min() < 1):
+        raise ShapeMismatch(f"step {step.epoch}: counts {counts.tolist()} against {tokens.size} tokens")
+    return slots, generations, starts, counts, tokens, samples
+
+
+def _check_agreed(step: RunStep, live: int, agreed: int) -> None:
+    """raises ShapeMismatch where the rows of this rank aren't what the ranks agreed on"""
+    # A step that verifies has fewer rows where requests had ended: never more than its peers make room for.
+    fits = live <= agreed if step.verify else live == agreed
+    if not fits:
+        raise ShapeMismatch(f"step {step.epoch}: {live} tokens, but the ranks agreed on {agreed}")

@@ -37,6 +37,11 @@ def refused(
 
 def cases(vocabulary: int, context: int, ranks: int) -> list[Item]:
     """All of them. vocabulary: an id that is out of it; context: longest prompt plus output in tokens."""
+    return [*_bodies(vocabulary, context), *_completions(context, ranks), *_talks()]
+
+
+def _bodies(vocabulary: int, context: int) -> list[Item]:
+    """Wrong paths, methods and bodies."""
     return [
         refused(400, COMPLETIONS, b"{not json"),
         refused(400, CHAT, b""),
@@ -53,6 +58,12 @@ def cases(vocabulary: int, context: int, ranks: int) -> list[Item]:
         refused(400, GENERATE, {"sampling_params": {"max_new_tokens": 2}}),
         refused(400, GENERATE, {"text": "hi", "input_ids": [5], "sampling_params": {"max_new_tokens": 2}}),
         refused(400, GENERATE, {"text": "hi", "sampling_params": {"top_k": -5}}),
+    ]
+
+
+def _completions(context: int, ranks: int) -> list[Item]:
+    """Wrong fields of completions."""
+    return [
         completion(404, model="no-such-model"),
         completion(400, temperature="hot"),
         completion(400, temperature=3.0),
@@ -76,6 +87,12 @@ def cases(vocabulary: int, context: int, ranks: int) -> list[Item]:
         completion(400, (("x-data-parallel-rank", "first"),)),
         completion(400, regex="("),
         completion(400, regex="a", json_schema="{}"),
+    ]
+
+
+def _talks() -> list[Item]:
+    """Wrong fields of chats."""
+    return [
         talk(400, messages=[]),
         talk(400, messages=[{"role": "nobody", "content": "hi"}]),
         talk(400, messages=[{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]),
