@@ -113,14 +113,10 @@ def load_rank(settings: Settings, say: Say, groups: Groups = ALONE) -> Loaded:
         speculation = _speculation(drafter, state, settings, say)
     memory.note("cache", sizes.bytes, _FEWER_PAGES)
     say(_told_of_cache(sizes))
-    folder = Path(settings.model_path)
-    eos_ids = eos_of(config, folder)
-    width = 1 if drafter is None else drafter.block + 1
-    grammars = rank_grammars(folder, config.vocab_size, eos_ids, device, sizes.slots, width)
-    masks = None
-    if grammars is not None:
-        masks = grammars.pipeline
-        say(f"grammars: {len(grammars.compiler.vocabulary.tokens)} tokens, {PATH}")
+    eos_ids = eos_of(config, Path(settings.model_path))
+    block = 0 if drafter is None else drafter.block
+    grammars = _grammars(config, settings, sizes.slots, block, say)
+    masks = None if grammars is None else grammars.pipeline
     runner = StepRunner(model, state, eos_ids, speculation, masks)
     with memory.taking("the workspaces of steps, and graphs", lever=_SMALLER_STEPS):
         warm_up(runner, settings, say)
@@ -130,7 +126,6 @@ def load_rank(settings: Settings, say: Say, groups: Groups = ALONE) -> Loaded:
     costs = cost_table_for(settings, subject_of(runner), say) if _scheduled(speculation) else None
     took_s = time.perf_counter() - begin
     say(f"ready after {took_s:.1f} s")
-    block = speculation.block if speculation else 0
     return Loaded(runner, config, sizes, eos_ids, block, costs, grammars, weights, took_s, model.ops.name)
 
 
@@ -139,6 +134,17 @@ def _note_weights(memory: MemoryTable, model: DeepseekV4, drafter: Drafter | Non
     for kind, size in weights_by_kind(model, drafter).items():
         memory.note(f"weights: {kind}", size, _FEWER_EXPERTS if kind == "routed experts" else "")
     return memory.bytes
+
+
+def _grammars(
+    config: ModelConfig, settings: Settings, slots: int, block: int, say: Say
+) -> RankGrammars | None:
+    """What follows constrained requests; None where the checkpoint has no tokenizer for it."""
+    folder, device = Path(settings.model_path), torch.device(settings.device)
+    grammars = rank_grammars(folder, config.vocab_size, eos_of(config, folder), device, slots, block + 1)
+    if grammars is not None:
+        say(f"grammars: {len(grammars.compiler.vocabulary.tokens)} tokens, {PATH}")
+    return grammars
 
 
 def _speculation(drafter: Drafter | None, state: KVState, settings: Settings, say: Say) -> Speculation | None:
