@@ -146,7 +146,6 @@ class Pipeline:
         assert wish.epoch == epoch
         with self.counters.phase("wait"):
             found = made.result()
-        self._thread.check()
         index = self._to.int64(self._index)
 
         def apply(logits: Tensor) -> None:

@@ -117,9 +117,11 @@ class DraftMasks:
                 self._only[self.places, row] = (bits == 1) & (self.kinds[row] == MASKED)
 
     def come_back(self) -> None:
-        """Every matcher stands at its anchor again."""
+        """Every matcher stands at its anchor again. raises what the masks behind the last token raised"""
         for lead in self.leads:
             lead.come_back()
+        assert self._made is not None
+        self._made.result()  # Jobs run in order: it is there.
 
     def rows(self, drafts: Drafted, widths: Int, out: Rows) -> npt.NDArray[np.uint8]:
         """Writes the masks of the rows that are verified to `out`, group by group; returns their kinds.

@@ -115,11 +115,6 @@ class MaskThread:
         """What the step keeps."""
         self._do(self._retain, kept)
 
-    def check(self) -> None:
-        """raises what a job raised"""
-        if self._error is not None:
-            raise self._error
-
     def close(self) -> None:
         """Waits for the jobs that are left."""
         self.executor.shutdown(wait=True)
@@ -127,15 +122,20 @@ class MaskThread:
     # ---- the grammar thread -------------------------------------------------------------------
 
     def _do(self, job: Callable[[Any], object], msg: Any) -> None:
-        """Queues a job; what it raises ends the rank at its next masks."""
+        """Queues a job; what the first one raises is the cause that ends the rank at its next masks."""
 
         def work() -> None:
             try:
                 job(msg)
             except BaseException as error:
-                self._error = error
+                self._error = self._error or error
 
         self.executor.submit(work)
+
+    def _check(self) -> None:
+        """raises what a job before raised, of which whatever comes next would be a mere consequence"""
+        if self._error is not None:
+            raise self._error
 
     def _leave(self, request: int) -> None:
         self._core.receive(Left(request))
@@ -147,6 +147,7 @@ class MaskThread:
 
     def _lead(self, leads: Leads) -> list[Lead]:
         """Matchers at their anchors, which are about to walk ahead."""
+        self._check()
         with self.counters.phase("barrier"):
             self._tell(leads)
         return [
@@ -161,6 +162,7 @@ class MaskThread:
 
     def _make(self, wish: Wish, guide: DraftMasks | None) -> Made:
         """The masks of a step; those of its drafts are there where a guide made them."""
+        self._check()
         phase = self.counters.phase
         if guide is not None:
             guide.come_back()

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from engine.errors import GrammarDiverged
+from engine.errors import GrammarDiverged, Unexpected
 from engine.grammar.key import GrammarKey
 from engine.grammar.leads import ANCHOR, Lead
 from engine.grammar.matchers import DEAD, ENDED, FREE, MASKED, Chain, Matcher, MatcherBatch
@@ -171,3 +172,40 @@ def test_what_was_not_drafted_is_not_verified(pipeline: Pipeline) -> None:
     pipeline.begin(1, 0, MaskGroups(SLOTS, ANCHORS, np.array([4, 1, 1]), tokens))
     with pytest.raises(GrammarDiverged, match="verifies what it didn't draft"):
         pipeline.finish(1)
+
+
+def test_a_fault_behind_the_last_draft_is_no_mask(
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody waits for the row behind the last draft while the draft is made."""
+    follow = Lead.follow
+
+    def broken(self: Lead, token: int, masks: np.ndarray, row: int) -> int:
+        if row >= BLOCK * 5:
+            raise ValueError(f"no row {row}")
+        return follow(self, token, masks, row)
+
+    monkeypatch.setattr(Lead, "follow", broken)
+    tokens = torch.cat([torch.zeros(3, 1, dtype=torch.int64), drafted(pipeline, 1)], 1)
+    pipeline.begin(1, 0, MaskGroups(SLOTS, ANCHORS, np.full(3, BLOCK + 1), tokens))
+    with pytest.raises(ValueError, match=f"no row {BLOCK * 5}"):
+        pipeline.finish(1)
+
+
+@pytest.mark.parametrize("drafts", [False, True])
+def test_what_a_job_raised_is_what_the_next_step_raises(pipeline: Pipeline, drafts: bool) -> None:
+    """Not what follows from it: the order of the jobs is broken from there on."""
+
+    def masked(epoch: int, length: int) -> None:
+        groups = MaskGroups(
+            SLOTS[:1], np.array([length]), np.array([1]), torch.zeros(0, 1, dtype=torch.int64)
+        )
+        pipeline.begin(epoch, 0, groups)
+        pipeline.finish(epoch)
+
+    for epoch, length, kept in ((0, 3, (A, B, C, STOP)), (1, 7, (ANY,))):
+        masked(epoch, length)
+        pipeline.retain(epoch, [kept])
+    ask = partial(drafted, pipeline, 2) if drafts else partial(masked, 2, 8)
+    with pytest.raises(Unexpected, match="Retained in ready"):
+        ask()
