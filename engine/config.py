@@ -64,6 +64,12 @@ class Settings:
     max_running_requests: int = _flag(64, "requests that hold a slot")
     max_queued_requests: int = _flag(512, "requests that wait; beyond it 429")
     chunked_prefill_size: int = _flag(1024, "most prompt tokens of one step")
+    cuda_graph_max_bs_decode: int = _flag(
+        0,
+        "requests of the largest decode step that is captured as a CUDA graph; 0: as many as hold a slot",
+        "--cuda-graph-max-bs",
+    )
+    disable_cuda_graph: bool = _flag(False, "every step runs eagerly, as on the CPU they always do")
     max_body_bytes: int = _flag(16 << 20, "longest HTTP body; beyond it 413")
     max_n: int = _flag(16, "most completions of one request")
     max_top_logprobs: int = _flag(20, "most top logprobs of one token")
@@ -151,6 +157,7 @@ class Settings:
                     f"--{name.replace('_', '-')} is {getattr(self, name)}, but must be at least 1"
                 )
         self._check_grammars()
+        self._check_graphs()
         if self.dp_size < 1 or self.ep_size not in (1, self.dp_size):
             raise ConfigError(
                 f"--ep-size is {self.ep_size}, but must be 1 or the ranks of --dp-size, {self.dp_size}"
@@ -179,6 +186,15 @@ class Settings:
             raise ConfigError(
                 "--constrained-json-disable-any-whitespace contradicts --grammar-whitespace flexible"
             )
+
+    def _check_graphs(self) -> None:
+        most = self.cuda_graph_max_bs_decode
+        if most < 0:
+            raise ConfigError(f"--cuda-graph-max-bs-decode is {most}, but must be at least 0")
+        if most and self.device == "cpu":
+            raise ConfigError(f"--cuda-graph-max-bs-decode is {most}, but steps on the CPU run eagerly")
+        if most and self.disable_cuda_graph:
+            raise ConfigError("--cuda-graph-max-bs-decode contradicts --disable-cuda-graph")
 
     @property
     def whitespace(self) -> Literal["none", "compact", "flexible"]:

@@ -28,6 +28,8 @@ from engine.model.groups import ALONE, Groups
 from engine.model.model import DeepseekV4
 from engine.model.quantised import Stored
 from engine.rank_weights import Say, rank_weights
+from engine.runner.graph_start import record_graphs
+from engine.runner.graphs import Graphs
 from engine.runner.speculative import VERIFY_MODES, Speculation, VerifyMode, slot_bytes
 from engine.runner.step import StepRunner
 from engine.runner.taps import TAP_ROWS
@@ -75,12 +77,19 @@ class Loaded:
             "weight_memory_usage_gb": self.weights / GB,
             "kv_cache_memory_usage_gb": self.sizes.bytes / GB,
             'startup_time_seconds{phase="load"}': self.took_s,
+            "graph_memory_usage_gb": self.graphs.bytes / GB if self.graphs else 0.0,
+            "startup_cuda_graph_time_seconds": self.graphs.took_s if self.graphs else 0.0,
             f'kernel_set{{set="{self.kernels}"}}': 1.0,
         }
         masks: Callable[[], dict[str, float]] = dict
         if self.grammars is not None:
             masks = self.grammars.pipeline.figures
         return lambda: {**masks(), **fixed}
+
+    @property
+    def graphs(self) -> Graphs | None:
+        """What runs the steps that ranks agree to run by a graph; None: all steps run eagerly."""
+        return self.runner.path.graphs
 
     def execute(self, job: RunStep) -> StepDone:
         """Runs one step; on the device thread only. raises PageAccounting where kernels met bad indices"""
@@ -120,6 +129,7 @@ def load_rank(settings: Settings, say: Say, groups: Groups = ALONE) -> Loaded:
     runner = StepRunner(model, state, eos_ids, speculation, masks)
     with memory.taking("the workspaces of steps, and graphs", lever=_SMALLER_STEPS):
         warm_up(runner, settings, say)
+        record_graphs(runner, settings, sizes.context_length, say)
     memory.note_rest("workspaces and graphs", _SMALLER_STEPS)
     for line in memory.lines():
         say(line)

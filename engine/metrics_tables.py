@@ -102,6 +102,10 @@ GAUGES = {
     "kernel_set": Series("1 for the kernel set that runs", {"set": ("native", "tiles", "torch", "triton")}),
     "weight_memory_usage_gb": Series("of the loaded weights, in GB of 2^30 bytes"),
     "kv_cache_memory_usage_gb": Series("of all cache pools, in GB of 2^30 bytes"),
+    "graph_memory_usage_gb": Series("of captured steps and their buffers, in GB of 2^30 bytes"),
+    "startup_cuda_graph_time_seconds": Series(
+        "that capturing steps took, of the time until the model is loaded"
+    ),
     "startup_time_seconds": Series(
         "from the start of a rank: until its model is loaded; until it takes requests", {"phase": STARTS}
     ),

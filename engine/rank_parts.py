@@ -20,6 +20,7 @@ from engine.actors.links import Ref
 from engine.actors.mailbox import Mailbox
 from engine.actors.no_matchers import NoMatchers
 from engine.actors.rank import Rank
+from engine.actors.schedule import Graphs
 from engine.actors.speculation import Speculation
 from engine.actors.timers import Timers
 from engine.config import Settings
@@ -30,6 +31,7 @@ from engine.messages import StepDone
 if TYPE_CHECKING:
     from engine.grammar.pipeline_loader import Matchers
     from engine.model.groups import Groups
+    from engine.runner.graphs import Graphs as Recorded
 
 
 LOADERS = 2
@@ -61,6 +63,7 @@ class ModelParts:
     _groups: Groups | None = None
     _device = "cpu"
     _matchers: Matchers | None = None
+    _graphs: Recorded | None = None
 
     def place(self, rank: int, meeting: str) -> None:
         """As Parts.place."""
@@ -140,12 +143,14 @@ class ModelParts:
             window_pages=sizes.window_pages - ASIDE,
             eos_ids=runner.eos_ids,
             watchdog_ms=int(settings.watchdog_s * 1000),
+            graphs=Graphs() if runner.graphs is None else Graphs(decode=runner.graphs.tokens),
             speculation=speculation_of(settings, runner.block, runner.costs),
         )
+        self._graphs = runner.graphs
         return Rank(setup, runner.figures)
 
     async def release(self, part: str) -> None:
-        """On a thread: a device's library may take its time. Captured graphs: there are none yet.
+        """On a thread: a device's library may take its time.
 
         First go the threads that fill what a step reads. One that loads a grammar can't be stopped: after a
         moment the end goes on without it.
@@ -159,7 +164,11 @@ class ModelParts:
         await anyio.to_thread.run_sync(self._release, part, abandon_on_cancel=True)
 
     def _release(self, part: str) -> None:
-        if part == "caches" and self._device == "cuda":
+        if part == "graphs" and self._graphs is not None:
+            # They name caches, and the groups whose collectives they captured.
+            self._graphs.close()
+            self._graphs = None
+        elif part == "caches" and self._device == "cuda":
             # Nothing refers to the runner any more, but objects of a model may refer to each other.
             import torch
 

@@ -65,13 +65,13 @@ def _blocks(
     rows     what QueryBlocks.rows will be
     """
     ends = np.where(own, at + 1, 0)
-    window_rows, window_bias = _window(state, slot, at, own)
+    window_rows, window_bias = window_keys(state, slot, at, own)
     c4 = _entries(state, slot, ends // C4, C4, to)
     c128 = _entries(state, slot, ends // C128, C128, to)
     return QueryBlocks(rows, at.shape[1], to.int64(window_rows), to.tensor(window_bias), *c4, *c128)
 
 
-def _window(
+def window_keys(
     state: KVState, slot: Int, at: Int, own: npt.NDArray[np.bool_]
 ) -> tuple[Int, npt.NDArray[np.float32]]:
     """Window keys of rows at positions `at` [blocks, W]: (rows [blocks, K], bias [blocks, W, K])."""

@@ -13,7 +13,7 @@ from engine.errors import PageAccounting, ShapeMismatch
 from engine.memory.pools import KVState
 from engine.messages import RunStep
 from engine.runner.columns import Int, Upload
-from engine.runner.plan import Plan
+from engine.runner.plan import PlannedStep
 from engine.runner.stages import Decoding, Laid, StepColumns
 from engine.runner.taps import ragged
 
@@ -103,7 +103,7 @@ def laid_step(job: RunStep, columns: StepColumns, decoding: Decoding, laid: Laid
     return own, kept
 
 
-def write_drafts(plan: Plan, first_rows: Int, rows: Int, ids: Tensor, to: Upload) -> None:
+def write_drafts(plan: PlannedStep, first_rows: Int, rows: Int, ids: Tensor, to: Upload) -> None:
     """Puts drafted tokens behind the anchors of n groups, on the device.
 
     first_rows, rows  int64 [n], each group's first step row, and how many it has

@@ -26,9 +26,9 @@ from torch import Tensor
 from engine.memory.commit import commit
 from engine.memory.pools import KVState
 from engine.model.model import DeepseekV4
-from engine.model.step import Pending, StepOutput
+from engine.model.step import Pending, StepOutput, StepRows
 from engine.runner.columns import Upload
-from engine.runner.plan import Plan
+from engine.runner.plan import Plan, PlannedStep
 
 
 @torch.inference_mode()
@@ -44,12 +44,18 @@ def forward(model: DeepseekV4, state: KVState, plan: Plan, out: Pending | None =
     token_ids = input_ids(state, plan)
     caches = [state.layer(layer) for layer in range(model.config.num_hidden_layers)]
     streams = model.backbone(token_ids, plan.rows, caches, pending, batch.taps)
+    return StepOutput(wanted_logits(model, plan, streams, plan.rows), pending)
+
+
+def wanted_logits(model: DeepseekV4, plan: PlannedStep, streams: Tensor, rows: StepRows) -> Tensor:
+    """Logits [R, V] of the rows that the step wants, from streams [T, hc, H]."""
+    batch = plan.batch
     if not batch.logit_rows.size and not (model.splits_head and batch.agreed_logits):
-        return StepOutput(torch.empty(0, model.config.vocab_size, device=model.device), pending)
-    return StepOutput(model.logits(streams.index_select(0, plan.logit_rows), plan.rows), pending)
+        return torch.empty(0, model.config.vocab_size, device=model.device)
+    return model.logits(streams.index_select(0, plan.logit_rows), rows)
 
 
-def input_ids(state: KVState, plan: Plan) -> Tensor:
+def input_ids(state: KVState, plan: PlannedStep) -> Tensor:
     """Tokens of a step's rows [T] int64, relayed ones in their places."""
     if plan.row_slots is None:
         return plan.token_ids
@@ -61,7 +67,7 @@ def input_ids(state: KVState, plan: Plan) -> Tensor:
 def commit_step(
     model: DeepseekV4,
     state: KVState,
-    plan: Plan,
+    plan: PlannedStep,
     pending: Pending,
     lens: Sequence[int] | Tensor | None = None,
 ) -> None:

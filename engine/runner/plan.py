@@ -26,9 +26,9 @@ from engine.runner.entries import plan_c4, plan_c128
 SINK_ROW = 1
 
 
-@dataclass(frozen=True)
-class Plan:
-    """One step, ready to run.
+@dataclass(frozen=True, kw_only=True)
+class PlannedStep:
+    """One step, ready to run in one way or the other.
 
     token_ids   [T] int64; a negative one stands for the relay token of the row's slot
     row_slots   [T] int64; None where no token is relayed
@@ -36,11 +36,17 @@ class Plan:
     """
 
     batch: ForwardBatch
-    rows: StepRows
     token_ids: Tensor
     row_slots: Tensor | None
     logit_rows: Tensor
     commit: CommitRows
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan(PlannedStep):
+    """A step that runs eagerly."""
+
+    rows: StepRows
 
 
 def plan_step(
@@ -75,8 +81,8 @@ def plan_batch(state: KVState, batch: ForwardBatch, *, single_rows: bool) -> Pla
     blocks, unblock = plan_blocks(state, columns, single_rows, to)
     padding = columns.request < 0
     return Plan(
-        batch,
-        StepRows(
+        batch=batch,
+        rows=StepRows(
             position,
             latents,
             phase4,
@@ -89,10 +95,10 @@ def plan_batch(state: KVState, batch: ForwardBatch, *, single_rows: bool) -> Pla
             batch.agreed_rows,
             batch.agreed_logits,
         ),
-        token_ids,
-        row_slots if relays else None,
-        to.int64(batch.logit_rows),
-        plan_commit(columns, to),
+        token_ids=token_ids,
+        row_slots=row_slots if relays else None,
+        logit_rows=to.int64(batch.logit_rows),
+        commit=plan_commit(columns, to),
     )
 
 

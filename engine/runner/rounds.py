@@ -27,9 +27,7 @@ from engine.actors.round import (
     Verified,
 )
 from engine.errors import Unexpected
-from engine.memory.pools import KVState
 from engine.messages import RunStep, StepDone
-from engine.model.model import DeepseekV4
 from engine.runner.acceptance import Acceptance
 from engine.runner.acceptance_layout import VerifyRows
 from engine.runner.answers import Answers, Outcome
@@ -44,9 +42,10 @@ from engine.runner.decoding import (
     read_columns,
     write_drafts,
 )
-from engine.runner.forward import commit_step, forward, input_ids, store_relay
+from engine.runner.forward import commit_step, input_ids, store_relay
+from engine.runner.graph_path import TargetPath
 from engine.runner.masking import MaskSource, StepMasks
-from engine.runner.plan import check_generations, plan_batch
+from engine.runner.plan import check_generations
 from engine.runner.round_masks import begin_masks
 from engine.runner.speculative import Drafts, Speculation
 from engine.runner.stages import Decoding, Kept, Laid, StepColumns, Target
@@ -59,17 +58,17 @@ class Rounds:
 
     def __init__(
         self,
-        model: DeepseekV4,
-        state: KVState,
+        path: TargetPath,
         answers: Answers,
         speculation: Speculation,
         masks: MaskSource | None,
     ) -> None:
-        self.model, self.state, self.speculation, self.masks = model, state, speculation, masks
+        self.path, self.speculation, self.masks = path, speculation, masks
+        self.model, self.state = path.model, path.state
         self.round = speculation.round
         self.answers, self.bindings = answers, answers.bindings
         self.acceptance = Acceptance(self.bindings.parameters, self.bindings.counts)
-        self._to = Upload(state.device)
+        self._to = Upload(self.state.device)
 
     def execute(self, job: RunStep, began: float) -> StepDone:
         """Runs a step whose binds and pages are in. raises PageAccounting, ShapeMismatch"""
@@ -172,9 +171,7 @@ class Rounds:
             group, row = ragged(laid.lens)
             judged = first_rows[group] + row
         wanted = self.answers.wanted(batch, np.frombuffer(step.samples, np.uint8), judged)
-        plan = plan_batch(
-            self.state, replace(batch, logit_rows=wanted.rows), single_rows=self.model.single_rows
-        )
+        plan = self.path.plan(replace(batch, logit_rows=wanted.rows), job.bucket)
         if laid.drafts is not None:
             write_drafts(plan, first_rows, laid.rows, laid.drafts.ids, self._to)
         masks = StepMasks()
@@ -182,7 +179,7 @@ class Rounds:
             anchors = anchors_of(columns, decoding, self.state, self._to)
             sampled = names[list(wanted.sampled)]
             masks = begin_masks(self.masks, self.round, columns, decoding, laid, sampled, anchors)
-        out = forward(self.model, self.state, plan)
+        out = self.path.run(plan)
         self.round.receive(Verified())
         return Target(plan, out, wanted, names, places, masks)
 

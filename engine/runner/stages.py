@@ -12,7 +12,7 @@ from engine.model.step import StepOutput
 from engine.runner.answers import Wanted
 from engine.runner.columns import Int
 from engine.runner.masking import StepMasks
-from engine.runner.plan import Plan
+from engine.runner.plan import PlannedStep
 from engine.runner.speculative import Drafts
 
 Int32 = npt.NDArray[np.int32]
@@ -76,7 +76,7 @@ class Target:
     masks   of the constrained groups
     """
 
-    plan: Plan
+    plan: PlannedStep
     out: StepOutput
     wanted: Wanted
     names: Int

@@ -17,9 +17,9 @@ from engine.model.model import DeepseekV4
 from engine.runner.answers import Answers, Outcome, Wanted
 from engine.runner.batch import ForwardBatch, build_batch
 from engine.runner.bindings import Bindings
-from engine.runner.forward import commit_step, forward, store_relay
+from engine.runner.forward import commit_step, store_relay
+from engine.runner.graph_path import TargetPath
 from engine.runner.masking import MaskGroups, MaskSource, StepMasks, no_drafts
-from engine.runner.plan import plan_batch
 from engine.runner.rounds import Rounds
 from engine.runner.speculative import Speculation
 
@@ -46,10 +46,11 @@ class StepRunner:
         self.bindings = Bindings(state.slots, model.config.vocab_size, eos_ids, state.device)
         self.parameters, self.counts = self.bindings.parameters, self.bindings.counts
         self.speculation, self.masks = speculation, masks
+        self.path = TargetPath(model, state)
         self._answers = Answers(self.bindings, state.device)
         self._rounds = None
         if speculation is not None:
-            self._rounds = Rounds(model, state, self._answers, speculation, masks)
+            self._rounds = Rounds(self.path, self._answers, speculation, masks)
 
     @torch.inference_mode()
     def execute(self, job: RunStep) -> StepDone:
@@ -86,11 +87,9 @@ class StepRunner:
             tbo_boundary=-1, cp_segments=(),
         )  # fmt: skip
         wanted = self._answers.wanted(batch, np.frombuffer(job.samples, np.uint8))
-        plan = plan_batch(
-            self.state, replace(batch, logit_rows=wanted.rows), single_rows=self.model.single_rows
-        )
+        plan = self.path.plan(replace(batch, logit_rows=wanted.rows), job.bucket)
         masks = self._begin_masks(job.epoch, batch, wanted)
-        out = forward(self.model, self.state, plan)
+        out = self.path.run(plan)
         commit_step(self.model, self.state, plan, out.pending)
         slots, names = batch.slots.tolist(), range(batch.slots.size)
         broken = self.bindings.broken

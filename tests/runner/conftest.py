@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from engine.kernels.cpu import CpuOps
 from engine.memory.pools import KVState
 from engine.model.config import ModelConfig
 from engine.model.model import DeepseekV4
@@ -57,6 +58,16 @@ def model(peer: Any) -> DeepseekV4:
     return DeepseekV4(
         config, weights, device="cpu", dtype=torch.float32, deterministic=True, kv_rounding="none"
     )
+
+
+@pytest.fixture(scope="session")
+def native(peer: Any) -> DeepseekV4:
+    """The same weights on the C kernels, which run small steps unpadded."""
+    config = ModelConfig.from_dict(deepseek_fields(peer.config.to_dict()))
+    return DeepseekV4(
+        config, from_transformers(peer.state_dict()), device="cpu", dtype=torch.float32, deterministic=True,
+        kv_rounding="none", ops=CpuOps(),
+    )  # fmt: skip
 
 
 @pytest.fixture

@@ -1,0 +1,248 @@
+"""The plan of a decode or verify step in tensors of fixed shape: packed on the host, unfolded on the device.
+
+All that a step is made of lies in one int64 buffer, so that a refresh is one copy, and no number of a former
+step survives it. What can be told from it is computed on the device, inside what is captured: the host sends
+a page number for 64 c4 or 2 c128 entries. Every row is a query block of its own, whatever request it is of.
+
+Padded rows belong to no request: they see nothing, write the sink's row 1, and reach no expert. Padded
+entries likewise: they are made of row 0's numbers, and written to row 1 of page 0, which nobody reads.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.errors import ShapeMismatch
+from engine.memory.pools import KVState
+from engine.model.config import C4, C128, PAGE_TOKENS, ModelConfig
+from engine.model.step import C4Entries, C128Entries, QueryBlocks, StepRows
+from engine.runner.batch import ForwardBatch
+from engine.runner.blocks import window_keys
+from engine.runner.columns import Int, RowColumns, Upload, unroll
+from engine.runner.entries import plan_c4, plan_c128
+from engine.runner.plan import SINK_ROW, PlannedStep, plan_commit, written_rows
+
+HOST = Upload(torch.device("cpu"))
+
+
+class GraphKey(NamedTuple):
+    """Sizes of a captured step.
+
+    tokens  padded rows, the bucket that the ranks agreed on
+    slots   most requests
+    pages   most pages of a request, a power of two
+    width   most rows of a request, at most 128
+    """
+
+    tokens: int
+    slots: int
+    pages: int
+    width: int
+
+    @property
+    def name(self) -> str:
+        """As ForwardBatch.graph_key has it."""
+        return f"{self.tokens}x{self.slots}x{self.pages}"
+
+    def fits(self, batch: ForwardBatch) -> bool:
+        """Whether the batch's rows, requests and lengths have room."""
+        return (
+            batch.load.padded_tokens == self.tokens
+            and batch.slots.size <= self.slots
+            and int(batch.counts.max(initial=0)) <= self.width
+            and int((batch.starts + batch.counts).max(initial=0)) <= self.pages * PAGE_TOKENS
+        )
+
+
+@dataclass(frozen=True)
+class GraphPlan(PlannedStep):
+    """A step that a captured graph runs.
+
+    packed  int64 [n] on the device, laid out by `shapes`; token_ids and row_slots are views of it
+    """
+
+    key: GraphKey
+    packed: Tensor
+
+
+def shapes(key: GraphKey, config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Columns of a packed step of this key, in their order.
+
+    Of T rows: token_ids, position, latent_rows, row_slots, request (-1: padding), window [T, 128]
+    c4_*     the c4 windows that close, at most one a row
+    c128_*   the c128 windows that close, at most one a request: as C128Entries has them
+    slots    of the requests, 0 for padding; pages [S, M] full pages of each
+    """
+    rows, slots = (key.tokens,), (key.slots,)
+    return {
+        "token_ids": rows,
+        "position": rows,
+        "latent_rows": rows,
+        "row_slots": rows,
+        "request": rows,
+        "window": (key.tokens, config.sliding_window),
+        "c4_halves": (key.tokens, 2 * C4),
+        "c4_position": rows,
+        "c4_out": rows,
+        "c128_slots": slots,
+        "c128_fresh": slots,
+        "c128_rows": (key.slots, key.width),
+        "c128_valid": (key.slots, key.width),
+        "c128_position": slots,
+        "c128_out": slots,
+        "slots": slots,
+        "pages": (key.slots, key.pages),
+    }
+
+
+def length(key: GraphKey, config: ModelConfig) -> int:
+    """Numbers of a packed step."""
+    return sum(int(np.prod(shape)) for shape in shapes(key, config).values())
+
+
+def views(packed: Tensor, key: GraphKey, config: ModelConfig) -> dict[str, Tensor]:
+    """The columns of `packed` [at least length(key)] by name."""
+    out, first = {}, 0
+    for name, shape in shapes(key, config).items():
+        size = int(np.prod(shape))
+        out[name] = packed[first : first + size].view(shape)
+        first += size
+    return out
+
+
+def blank(key: GraphKey, config: ModelConfig) -> tuple[Int, dict[str, Int]]:
+    """A packed step without any request, on the host, and its columns."""
+    packed = np.zeros(length(key, config), np.int64)
+    columns = {name: view.numpy() for name, view in views(torch.from_numpy(packed), key, config).items()}
+    columns["latent_rows"][:] = SINK_ROW
+    columns["request"][:] = -1
+    columns["c4_out"][:] = SINK_ROW
+    columns["c128_out"][:] = SINK_ROW
+    # One row of an empty state: a mean over none would be no number.
+    columns["c128_fresh"][:] = 1
+    columns["c128_valid"][:, 0] = 1
+    return packed, columns
+
+
+def pack(state: KVState, batch: ForwardBatch, key: GraphKey) -> GraphPlan:
+    """The batch as a graph of this key takes it; host only, and independent of the graph's own memory.
+
+    raises  PageAccounting as `plan_batch` does; ShapeMismatch where the batch doesn't fit the key
+    """
+    if not key.fits(batch):
+        raise ShapeMismatch(
+            f"{batch.slots.size} requests of up to {batch.counts.max(initial=0)} rows, up to position "
+            f"{(batch.starts + batch.counts).max(initial=0)}, in {batch.load.padded_tokens} rows: the graph "
+            f"is {key}"
+        )
+    columns = unroll(batch)
+    packed, out = blank(key, state.config)
+    out["token_ids"][: batch.tokens.size] = batch.tokens
+    out["position"][:] = columns.position
+    out["latent_rows"][:] = written_rows(state, batch, columns)
+    out["row_slots"][:] = columns.row_slots
+    out["request"][:] = columns.request
+    own = (columns.request >= 0)[:, None]
+    out["window"][:] = window_keys(state, columns.row_slots, columns.position[:, None], own)[0]
+    requests, reach = columns.slots.size, min(key.pages, state.full_table.shape[1])
+    out["slots"][:requests] = columns.slots
+    out["pages"][:requests, :reach] = state.full_table[columns.slots, :reach]
+    _pack_entries(state, _padded(columns, key.slots), out)
+    to = Upload(state.device)
+    sent = to.tensor(packed)
+    ours = views(sent, key, state.config)
+    return GraphPlan(
+        batch=replace(batch, graph_key=key.name),
+        token_ids=ours["token_ids"],
+        row_slots=ours["row_slots"] if (batch.tokens < 0).any() else None,
+        logit_rows=to.int64(batch.logit_rows),
+        commit=plan_commit(columns, to),
+        key=key,
+        packed=sent,
+    )
+
+
+def _padded(columns: RowColumns, slots: int) -> RowColumns:
+    """The columns with request columns of `slots` entries; added ones have no rows, in slot 0."""
+    more = (0, slots - columns.slots.size)
+    wide = {
+        name: np.pad(getattr(columns, name), more) for name in ("slots", "starts", "counts", "first_rows")
+    }
+    return replace(columns, **wide)
+
+
+def _pack_entries(state: KVState, columns: RowColumns, out: dict[str, Int]) -> None:
+    """Entries that close, behind each other from the first on."""
+    c4 = plan_c4(state, columns, HOST)
+    if c4 is not None:
+        closing = len(c4.out_rows)
+        out["c4_halves"][:closing] = c4.halves.numpy()
+        out["c4_position"][:closing] = c4.positions.numpy()
+        out["c4_out"][:closing] = c4.out_rows.numpy()
+    first = 0
+    for c128 in plan_c128(state, columns, HOST):
+        some = slice(first, first + len(c128.slots))
+        taken = c128.rows.shape[1]
+        out["c128_slots"][some] = c128.slots.numpy()
+        out["c128_fresh"][some] = c128.fresh.numpy()
+        out["c128_rows"][some, :taken] = c128.rows.numpy()
+        out["c128_valid"][some, :taken] = c128.valid.numpy()
+        out["c128_position"][some] = c128.positions.numpy()
+        out["c128_out"][some] = c128.out_rows.numpy()
+        first = some.stop
+
+
+def unfold(columns: dict[str, Tensor], config: ModelConfig, layers: dict[str, bool]) -> StepRows:
+    """What the layers need, on the device; no host read, shapes by the key alone.
+
+    columns  of `views`
+    layers   whether there are any of kind "c4" and "c128"
+    """
+    position, request = columns["position"], columns["request"]
+    padding = request < 0
+    ends = torch.where(padding, 0, position + 1)
+    pages = columns["pages"].index_select(0, request.clamp_min(0))
+    window = columns["window"]
+    block = QueryBlocks(
+        None, 1, window, _bias(window != 0), *_entries(pages, ends, C4, layers["c4"]),
+        *_entries(pages, ends, C128, layers["c128"]),
+    )  # fmt: skip
+    rows = len(position)
+    return StepRows(
+        position, columns["latent_rows"], position % C4, position % C128, (block,), None,
+        _c4(columns) if layers["c4"] else None, (_c128(columns),) if layers["c128"] else (), padding,
+        rows, rows,
+    )  # fmt: skip
+
+
+def _bias(seen: Tensor) -> Tensor:
+    """float32 [T, 1, K] of seen [T, K]."""
+    return torch.where(seen, 0.0, -torch.inf).unsqueeze(1)
+
+
+def _entries(pages: Tensor, ends: Tensor, ratio: int, held: bool) -> tuple[Tensor, Tensor]:
+    """Rows [T, N] and bias [T, 1, N] of all entries that a row's request has room for; pages [T, M]."""
+    a_page = PAGE_TOKENS // ratio if held else 0
+    lane = torch.arange(a_page, device=pages.device)
+    rows = (pages.unsqueeze(2) * a_page + lane).flatten(1)
+    seen = torch.arange(rows.shape[1], device=pages.device) < (ends // ratio).unsqueeze(1)
+    return torch.where(seen, rows, 0), _bias(seen)
+
+
+def _c4(columns: dict[str, Tensor]) -> C4Entries:
+    position, item = columns["c4_position"], torch.arange(2 * C4, device=columns["slots"].device)
+    ring = (columns["slots"].unsqueeze(1) * 2 * C4 + item).flatten()
+    # The A-half of a request's first window is absent.
+    absent = (position.unsqueeze(1) < C4) & (item < C4)
+    bias = torch.where(absent, -torch.inf, 0.0).unsqueeze(2)
+    return C4Entries(ring, columns["c4_halves"], bias, position, columns["c4_out"])
+
+
+def _c128(columns: dict[str, Tensor]) -> C128Entries:
+    slots, rows, position, out = (columns[f"c128_{name}"] for name in ("slots", "rows", "position", "out"))
+    return C128Entries(slots, columns["c128_fresh"] != 0, rows, columns["c128_valid"] != 0, position, out)

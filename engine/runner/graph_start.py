@@ -1,0 +1,40 @@
+"""Which sizes of steps a rank records at start-up, by its settings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from engine.config import PAGE_TOKENS, Settings
+from engine.memory.pages import ASIDE
+from engine.runner.graphs import Graphs, graph_keys
+from engine.runner.step import StepRunner
+
+
+def record_graphs(
+    runner: StepRunner, settings: Settings, context_tokens: int, say: Callable[[str], None]
+) -> Graphs | None:
+    """Records the decode and verify steps of a runner on a device, which takes them from then on.
+
+    Every rank records the same sizes at once, so that their collectives meet.
+
+    context_tokens  longest prompt plus output
+    returns         None where the settings ask for eager steps, as they always do on the CPU
+    """
+    if settings.device == "cpu" or settings.disable_cuda_graph:
+        return None
+    runner.path.graphs = graphs = recorded(runner, settings, context_tokens, say)
+    say(f"graphs: {graphs.bytes >> 20} MiB, {graphs.took_s:.1f} s")
+    return graphs
+
+
+def recorded(
+    runner: StepRunner, settings: Settings, context_tokens: int, say: Callable[[str], None]
+) -> Graphs:
+    """The steps of as many requests as the settings ask for, each of up to context_tokens."""
+    speculation, model = runner.speculation, runner.model
+    width = 1 if speculation is None else speculation.block + 1
+    requests = settings.cuda_graph_max_bs_decode or settings.max_running_requests + ASIDE
+    longest = -(-(context_tokens + width) // PAGE_TOKENS)
+    keys = graph_keys(requests * width, runner.state.slots - 1, width, longest, model.row_tile)
+    taps = () if speculation is None else speculation.drafter.taps
+    return Graphs(model, runner.state, keys, taps, say)
