@@ -56,7 +56,10 @@ def classic_weights(config: ModelConfig, taker: Taker, head: Tensor) -> ClassicW
 
 
 class ClassicDrafter:
-    """A Drafter of one module; its confidence in a token is the probability that it gave it.
+    """A Drafter of one module; its confidence in a token is the probability of the likeliest one.
+
+    Of a token that was drawn, its own would do better; but it says how many drafts are verified, and a cut
+    that depends on the token it cuts changes the distribution of what is emitted.
 
     block  gamma; 0: as many as config.json's num_nextn_predict_layers
     """
@@ -121,7 +124,7 @@ class ClassicDrafter:
             z = self.ops.logits(streams, head, config.hc_eps, config.rms_norm_eps)
             tokens = choose(k, z)
             chosen.append(tokens)
-            confidences.append(z.gather(1, tokens.unsqueeze(1)).squeeze(1) - z.logsumexp(1))
+            confidences.append(z.amax(1) - z.logsumexp(1))
             kept.append(z)
         survival = whole_vectors(torch.exp, torch.stack(confidences).cumsum(0)).t().contiguous()
         logits = torch.stack(kept, dim=1) if keep_logits else None

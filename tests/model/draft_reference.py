@@ -185,7 +185,7 @@ class ClassicReference(DraftReference):
             out = self.layer(x[-1:], at[-1:], lambda _, seen=(keys, near[None]): seen, "mtp.0.")
             z = (self.norm(self.collapsed(out, "mtp.0."), "mtp.0.norm.weight") @ self.w["head.weight"].T)[0]
             token = pick(k, z)
-            alive *= float(z.softmax(0)[token])
+            alive *= float(z.softmax(0).max())
             drafted.append(token)
             survival.append(alive)
             logits.append(z)

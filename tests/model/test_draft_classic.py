@@ -89,6 +89,18 @@ def test_a_request_drafts_the_same_bits_alone_and_in_any_company() -> None:
             assert torch.equal(getattr(together, name)[row], getattr(alone, name)[0])
 
 
+@pytest.mark.parametrize("kind", [CLASSIC, {}], ids=["classic", "dspark"])
+def test_no_confidence_depends_on_the_token_that_it_is_of(kind: dict[str, Any]) -> None:
+    """It says how many drafts are verified: a cut must not know what it cuts, or anything behind it."""
+    case = Case(**kind, block=4)
+    case.request(1, 40, seed=1)
+    likeliest = case.run([1])
+    for place in range(4):
+        other = case.run([1], choose=lambda k, z, at=place: z.argmin(1) if k == at else z.argmax(1))
+        assert other.ids[0, place] != likeliest.ids[0, place]
+        assert torch.equal(other.survival[0, : place + 1], likeliest.survival[0, : place + 1])
+
+
 def test_rows_without_the_token_after_them_are_refused() -> None:
     case = Case(**CLASSIC)
     one = torch.ones(1, dtype=torch.int64)
