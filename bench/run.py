@@ -62,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="offline: of drafts",
     )
     parser.add_argument(
-        "--device", default="cpu", choices=("cpu", "cuda"), help="offline, with drafts; descriptors"
+        "--device", default="cpu", choices=("cpu", "cuda"), help="step; descriptors; offline, with drafts"
     )
     parser.add_argument(
         "--dtype", default="float32", choices=("float32", "bfloat16"), help="offline, with drafts"
