@@ -129,7 +129,7 @@ class Drafts:
         return PROBE, PROBE_BUDGET, plan._replace(expected_s=probe_s)
 
     def note(self, batch: Batch, done: StepDone) -> None:
-        """The step's drafts, as their own head judged them."""
+        """The step's drafts, as the device judged them before it verified any."""
         if self.history is None or not done.survival:
             return
         survival = np.frombuffer(done.survival, np.float32).reshape(-1, self.setup.block)
