@@ -8,7 +8,7 @@ CFLAGS := -std=gnu11 -O2 -Wall -Wextra -Wshadow -Werror -Wno-psabi -fsyntax-only
 QUIET  := --quiet --disable-pip-version-check
 WORKERS := --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: setup serve test check diagrams docs bench clean
+.PHONY: setup serve test check specs types secrets style diagrams docs bench clean
 
 setup: $(STAMP)
 
@@ -27,17 +27,27 @@ serve: setup
 test: setup
 	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest $(WORKERS) $(ARGS)
 
+# Two parts at a time, the longest first: the searches take as long as all others together.
 check: setup
+	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target specs types secrets style
+
+specs: setup
+	$(BIN)/python -m engine check
+	$(BIN)/python -m engine diagrams --check
+	$(BIN)/python -m engine docs --check
+
+types: setup
+	$(BIN)/mypy
+
+secrets: setup
+	git ls-files -z | xargs -0 $(BIN)/detect-secrets-hook --no-verify --exclude-files '\.(json|safetensors|svg)$$'
+
+style: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/clang-format --style="$(CSTYLE)" --dry-run -Werror $(C)
 	$(CC) $(CFLAGS) -I$$($(BIN)/python -c "import sysconfig; print(sysconfig.get_paths()['include'])") $(filter %.c,$(C))
-	$(BIN)/mypy
 	$(BIN)/codespell
-	git ls-files -z | xargs -0 $(BIN)/detect-secrets-hook --no-verify --exclude-files '\.(json|safetensors|svg)$$'
-	$(BIN)/python -m engine check
-	$(BIN)/python -m engine diagrams --check
-	$(BIN)/python -m engine docs --check
 
 diagrams: setup
 	$(BIN)/python -m engine diagrams
