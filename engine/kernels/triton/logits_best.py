@@ -1,4 +1,4 @@
-"""Log probabilities of a row's token and of its best ones: two passes of which the second reads single groups.
+"""Log probabilities of a row's token and of its best ones: two passes, the second over single groups.
 
 Source: engine/runner/logprobs.py; of equal logits the smaller token comes first.
 """
