@@ -115,9 +115,11 @@ class Intake:
         """Why a request can never run; empty where it can."""
         tokens = len(item.prompt) // 4
         most, pages = self._setup.context_tokens - 1, self.requests.held.full.usable
+        if own and item.sampling.max_new_tokens != 1:
+            wanted = item.sampling.max_new_tokens
+            return f"the server's own probe wants {wanted} tokens, but has one step, which gives one"
         if own:
-            # All of it fits the one page that is set aside.
-            most = min(most, PAGE_TOKENS + 1 - item.sampling.max_new_tokens)
+            most = min(most, PAGE_TOKENS)  # The one page that is set aside.
         if not 0 < tokens <= most:
             return f"the prompt has {tokens} tokens, but must have 1 to {most}"
         if pages_for(tokens) > pages:

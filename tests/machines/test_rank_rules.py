@@ -262,11 +262,18 @@ def test_one_probe_runs_one_waits_and_more_are_refused() -> None:
     for probe in (100, 101, 102):
         h.submit(probe_of(probe))
     assert h.ends == {102: [(FAILED, 429)]}
-    h.submit(probe_of(103, most=300), rank=0)
+    h.submit(probe_of(103), rank=0)
     run_all(h)
     assert [h.ends[probe][0][1] for probe in (100, 101, 103)] == [200, 200, 429]
-    h.submit(probe_of(104, most=300))
-    assert h.ends[104] == [(FAILED, 400)], "it doesn't fit its page"
+
+
+def test_a_probe_that_its_step_and_its_page_cannot_hold_is_refused() -> None:
+    """It would stay for ever: no later step is planned for it."""
+    h = Harness(slots=1)
+    for probe, prompt, most in ((100, 1, 2), (101, 257, 1), (102, 256, 1)):
+        h.submit(probe_of(probe, prompt, most))
+        run_all(h)
+    assert h.ends == {100: [(FAILED, 400)], 101: [(FAILED, 400)], 102: [(LENGTH, 200)]}
 
 
 def test_a_stopping_rank_ends_every_request_and_refuses_new_ones() -> None:
