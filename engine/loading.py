@@ -134,6 +134,8 @@ def load_rank(settings: Settings, say: Say, groups: Groups = ALONE) -> Loaded:
     for line in memory.lines():
         say(line)
     costs = cost_table_for(settings, subject_of(runner), say) if _scheduled(speculation) else None
+    if speculation is not None:
+        speculation.forget()
     took_s = time.perf_counter() - begin
     say(f"ready after {took_s:.1f} s")
     return Loaded(runner, config, sizes, eos_ids, block, costs, grammars, weights, took_s, model.ops.name)

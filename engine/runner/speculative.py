@@ -86,6 +86,10 @@ class Speculation:
         self.round.receive(Bind(bind.slot, bind.generation, ends_at=bind.ends_at))
         self.ring.bind(bind.slot, 0)
 
+    def forget(self) -> None:
+        """What became of drafts so far doesn't count: their prompts were random, to warm up and to measure."""
+        self.correction = Correction()
+
     def inject(self, slots: Int, anchors: Tensor) -> None:
         """Gives the draft the committed rows of `slots` [n] that it hasn't seen; anchors int64 [n]."""
         ends = self.round.lengths[slots]

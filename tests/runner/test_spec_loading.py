@@ -91,6 +91,12 @@ def test_the_block_is_what_the_settings_say(folder: Path) -> None:
         load_rank(settings(folder, speculative_num_draft_tokens=128), lambda line: None)
 
 
+def test_what_random_prompts_taught_of_drafts_is_forgotten(folder: Path) -> None:
+    speculation = load_rank(settings(folder), lambda line: None).runner.speculation
+    assert speculation is not None
+    assert speculation.correction.factors == (1.0, 1.0)
+
+
 def test_a_checkpoint_without_a_draft_is_refused(folder: Path, tmp_path: Path) -> None:
     fields = json.loads((folder / "config.json").read_text())
     fields = {name: value for name, value in fields.items() if not name.startswith("dspark_")}
