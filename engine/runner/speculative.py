@@ -87,7 +87,7 @@ class Speculation:
         self.ring.bind(bind.slot, 0)
 
     def forget(self) -> None:
-        """What became of drafts so far doesn't count: their prompts were random, to warm up and to measure."""
+        """What became of drafts so far doesn't count: warm-up and measurement have random prompts."""
         self.correction = Correction()
 
     def inject(self, slots: Int, anchors: Tensor) -> None:
