@@ -16,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from engine.actors.schedule import smallest_at_least
 from engine.config import PAGE_TOKENS
 from engine.errors import DeviceFailed
 from engine.messages import RunStep, Sampling, SlotBind, StepDone
@@ -54,6 +55,7 @@ class Subject:
     vocab_size  of the model
     ranks       data-parallel ranks; each measures
     meets       steps of all ranks meet in collectives: then every rank must run the same steps
+    captured    sizes in rows of captured steps, ascending; ranks that serve would agree on them
     """
 
     execute: Callable[[RunStep], StepDone]
@@ -62,6 +64,7 @@ class Subject:
     vocab_size: int
     ranks: int = 1
     meets: bool = False
+    captured: tuple[int, ...] = ()
 
 
 def cells_of(requests: int, block: int, quick: bool = False) -> list[Cell]:
@@ -200,6 +203,7 @@ class Stage:
                 samples=b"\1" * slots.size,
                 pages=pages,
                 binds=binds,
+                bucket=0 if binds else smallest_at_least(rows, self.subject.captured),
                 ranks=((slots.size if not binds else -1, rows, logits),) * self.subject.ranks,
                 verify=caps.astype(np.uint8).tobytes(),
                 budget=budget,

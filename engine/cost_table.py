@@ -40,6 +40,7 @@ def key_of(settings: Settings, block: int) -> Key:
         "model": model_digest(Path(settings.model_path)),
         "dtype": settings.dtype,
         "device": settings.device,
+        "graphs": settings.device == "cuda" and not settings.disable_cuda_graph,
         "deterministic": settings.deterministic,
         "dp": settings.dp_size,
         "ep": settings.ep_size,
@@ -126,7 +127,7 @@ def subject_of(runner: StepRunner) -> Subject:
     """This runner, whose speculation is on, with as many requests as have a slot and a page."""
     if runner.speculation is None:
         raise ConfigError("costs of steps are measured with drafts, but nothing drafts; see --speculative")
-    state, model = runner.state, runner.model
+    state, model, graphs = runner.state, runner.model, runner.path.graphs
     return Subject(
         execute=runner.execute,
         block=runner.speculation.block,
@@ -134,6 +135,7 @@ def subject_of(runner: StepRunner) -> Subject:
         vocab_size=model.config.vocab_size,
         ranks=model.groups.dp.size,
         meets=model.needs_every_rank,
+        captured=() if graphs is None else graphs.tokens,
     )
 
 

@@ -11,7 +11,10 @@ import pytest
 from engine.actors.rank import Rank
 from engine.actors.schedule import Graphs as Agreed
 from engine.config import Settings
+from engine.cost_cells import Cell, Stage
+from engine.cost_table import subject_of
 from engine.errors import ConfigError, ShapeMismatch
+from engine.messages import RunStep, StepDone
 from engine.model.model import DeepseekV4
 from engine.rank_parts import ModelParts
 from engine.runner.graph_rows import GraphKey
@@ -19,6 +22,7 @@ from engine.runner.graph_start import record_graphs, recorded
 from engine.runner.graphs import graph_keys, page_sizes, token_sizes
 from tests.machines.test_rank_with_model import Served, submit
 from tests.runner.graph_pair import WIDTH, Pair, planned
+from tests.runner.spec_driver import scripted_driver
 
 
 def test_sizes_cover_every_step_that_ranks_may_agree_on() -> None:
@@ -88,3 +92,23 @@ def test_steps_on_the_cpu_stay_eager(native: DeepseekV4) -> None:
     runner = Served(native, 4, 1024).runner
     assert record_graphs(runner, Settings(), 1024, lambda text: None) is None
     assert runner.path.graphs is None
+
+
+def test_costs_are_measured_of_the_steps_that_will_run(native: DeepseekV4) -> None:
+    driver, _ = scripted_driver(native)
+    assert subject_of(driver.runner).captured == ()
+    settings = Settings(device="cuda", cuda_graph_max_bs_decode=2)
+    graphs = driver.runner.path.graphs = recorded(driver.runner, settings, 256, lambda text: None)
+    assert graphs.tokens == (1, 2, 3, 4, 6, 8, 12)
+    subject, buckets = subject_of(driver.runner), list[int]()
+
+    def execute(job: RunStep) -> StepDone:
+        buckets.append(job.bucket)
+        return driver.runner.execute(job)
+
+    stage = Stage(replace(subject, execute=execute))
+    for cell in (Cell(2, 2, False), Cell(1, 1, False), Cell(3, 3, False), Cell(7, 7, False)):
+        assert stage.run_cell(cell) > 0
+    # Prompts have no size.
+    assert [bucket for bucket in buckets if bucket] == [2, 1, 3, 8]
+    assert 0 in buckets
