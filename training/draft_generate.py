@@ -32,8 +32,7 @@ def load_target(folder: Path, device: torch.device) -> Model:
     return use_bf16(model) if device.type == "cuda" else model
 
 
-@torch.no_grad()
-def main() -> None:
+def arguments() -> argparse.Namespace:
     """Command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -46,7 +45,13 @@ def main() -> None:
     parser.add_argument("--limit", type=int, default=512, help="tokens of a text, its prompt included")
     parser.add_argument("--alone", action="store_true", help="a row for each text, of LIMIT tokens")
     parser.add_argument("--out", type=Path, required=True, help="file to write")
-    args = parser.parse_args()
+    return parser.parse_args()
+
+
+@torch.no_grad()
+def main() -> None:
+    """Decodes until all prompts are answered or the time is up, and writes the rows."""
+    args = arguments()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     tokenizer = load_tokenizer(args.model)
     target = load_target(args.model, device)

@@ -15,7 +15,8 @@ from engine.sim.draw import first_request, sequence
 from engine.sim.faults import POINTS
 from engine.sim.many import Seeds, Totals, accumulate, run_many, spread
 from engine.sim.run import Outcome, replay
-from engine.sim.scenario import Scenario, as_toml, load_scenario, plan_of, scenario_files
+from engine.sim.scenario import Scenario, load_scenario, plan_of, scenario_files
+from engine.sim.scenario_text import as_toml
 from engine.sim.shrink import shrink
 
 DESCRIPTION = """\

@@ -15,7 +15,8 @@ import orjson
 from engine.config import NANO, Settings
 from engine.config_sources import add_flags, resolve
 from engine.errors import ConfigError
-from engine.soak.conduct import Options, Outcome, Soak, kinds_of, within_limits
+from engine.soak.conduct import Soak
+from engine.soak.options import Options, Outcome, kinds_of, within_limits
 from engine.soak.page import page
 from engine.soak.report import figures, judge, summary
 from engine.soak.server import HOST, ROOM, SERVE, Server, free_port, has_draft, log_folder, vocabulary_of

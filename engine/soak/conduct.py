@@ -5,15 +5,13 @@ from __future__ import annotations
 import signal
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 import anyio
 from anyio.abc import TaskGroup
 
 from engine.errors import ConfigError
 from engine.soak.ledger import Ledger
+from engine.soak.options import Options, Outcome
 from engine.soak.pace import Pace
 from engine.soak.plan import FORMS, WEIGHTS, Plan, Served
 from engine.soak.samples import Samples
@@ -27,50 +25,6 @@ DRAIN_WITHIN_S = 120.0
 ADJUST_S = 5.0
 BURSTS = (1, 2, 4)
 """Sizes of a burst, one after the other until the queues were full: a fast server empties them meanwhile."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
-    """A soak. Times in seconds.
-
-    work_s      traffic between two rests; rest_s: how long a rest lasts once all is checked
-    kinds       of requests; empty: all
-    burst       completions that overfill the queues; 0: no bursts, as the limits aren't known
-    group       completions of a burst's request
-    repeatable  sampled answers of one seed must be equal, too
-    """
-
-    minutes: float
-    seed: int = 0
-    clients: int = 8
-    kinds: tuple[str, ...] = ()
-    work_s: float = 60.0
-    rest_s: float = 3.0
-    sample_s: float = 30.0
-    burst: int = 0
-    group: int = 8
-    repeatable: bool = False
-    prefix: str = "sglang:"
-    vocabulary: int = 0
-    json: Path | None = None
-    html: Path | None = None
-
-
-@dataclass(slots=True)
-class Outcome:
-    """What the report is made of. minutes: how long the traffic lasted."""
-
-    ledger: Ledger
-    watch: Watch
-    samples: Samples
-    options: Options
-    minutes: float = 0.0
-    left_out: dict[str, str] = field(default_factory=dict)
-    bursts: int = 0
-    rests: int = 0
-    canaries: int = 0
-    exit_code: int | None = None
-    stopped_early: bool = False
 
 
 class Soak:
@@ -238,16 +192,3 @@ class Soak:
         with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
             async for _ in signals:
                 self._stop.set()
-
-
-def within_limits(options: Options, slots: int, queued: int, ranks: int, most: int) -> Options:
-    """Options with bursts that overfill `ranks` ranks of so many slots and places in the queue.
-
-    most  completions that one request may have
-    """
-    return replace(options, burst=(slots + queued) * ranks * 2, group=min(options.group, most))
-
-
-def kinds_of(text: str) -> Sequence[str]:
-    """A list with commas."""
-    return tuple(filter(None, text.split(",")))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from engine.soak.conduct import Outcome
 from engine.soak.figures import quantile
+from engine.soak.options import Outcome
 from engine.soak.pace import BUSY_SHARE, REQUESTS_A_SECOND
 from engine.soak.plan import FORMS
 from engine.soak.samples import JUDGED_MINUTES

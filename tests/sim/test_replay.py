@@ -15,7 +15,8 @@ from engine.commands.replay import explain
 from engine.sim.faults import POINTS
 from engine.sim.many import Seeds, Totals, run_many
 from engine.sim.run import replay
-from engine.sim.scenario import as_toml, load_scenario, plan_of, scenario_files
+from engine.sim.scenario import load_scenario, plan_of, scenario_files
+from engine.sim.scenario_text import as_toml
 
 pytestmark = pytest.mark.slow
 SCENARIOS = [path.stem for path in scenario_files()]
