@@ -80,8 +80,10 @@ class SharedLines:
         """How often the rank has published, and what last; 0 before; None where no copy is whole."""
         copies = self._copies(rank)
         for _ in range(self.TRIES):
+            # Who is held up between the copies finds the first as it was long ago, and the second in change.
+            published = int(copies[:, 0].max()) // 2
             whole = [found for line in copies if (found := self._whole(line)) is not None]
-            if whole:
+            if whole and max(whole)[0] >= published:
                 return max(whole)
         return None
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from engine.actors.core import Reply
 from engine.actors.ingress import Ingress
@@ -180,11 +181,35 @@ def test_a_slot_in_change_or_torn_is_not_believed() -> None:
     board = LoadBoard(file, 1)
     for number in (1, 2, 3):
         board.write(0, number, number)
-    board.lines[2, 0] += 1
+    board.lines[2, 0] -= 1
     assert board.read(0) == RankLoad(0, 2, 2, 2)
     for _ in range(2):
         board.lines[1, 0] += 1
         assert board.read(0) is None
+    os.close(file)
+
+
+class HeldUp(LoadBoard):
+    """A reader that is held up behind the first copy: two loads are written, the second not to its end."""
+
+    held = False
+
+    def _whole(self, line: NDArray[np.int64]) -> tuple[int, tuple[int, ...]] | None:
+        found = super()._whole(line)
+        if not self.held:
+            self.held = True
+            for number in (4, 5):
+                self.write(0, number, number)
+            self.lines[2, 0] -= 1
+        return found
+
+
+def test_no_reader_goes_back_to_what_was_before() -> None:
+    file = LoadBoard.create(1)
+    board = HeldUp(file, 1)
+    for number in (1, 2, 3):
+        board.write(0, number, number)
+    assert board.read(0) == RankLoad(0, 4, 4, 4)
     os.close(file)
 
 
