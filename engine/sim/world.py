@@ -1,5 +1,4 @@
-"""One run: the api process and its ranks as the launcher starts them, their links in memory, clients and
-faults.
+"""One run: the api process and its ranks as they are launched, links in memory, clients and faults.
 
 Cores, shells, mailboxes, timers, links, supervision, launcher, rank processes and the HTTP application are
 those that ship. Simulated are the device, the wires' bytes in flight, the operating system's processes, and
