@@ -205,7 +205,8 @@ def unfold(columns: dict[str, Tensor], config: ModelConfig, layers: dict[str, bo
     """
     position, request = columns["position"], columns["request"]
     padding = request < 0
-    ends = torch.where(padding, 0, position + 1)
+    # Filled in place, here and below: nothing that is captured may bring a number from the host.
+    ends = (position + 1).masked_fill_(padding, 0)
     pages = columns["pages"].index_select(0, request.clamp_min(0))
     window = columns["window"]
     block = QueryBlocks(
@@ -222,7 +223,8 @@ def unfold(columns: dict[str, Tensor], config: ModelConfig, layers: dict[str, bo
 
 def _bias(seen: Tensor) -> Tensor:
     """float32 [T, 1, K] of seen [T, K]."""
-    return torch.where(seen, 0.0, -torch.inf).unsqueeze(1)
+    bias = torch.zeros(seen.shape, dtype=torch.float32, device=seen.device)
+    return bias.masked_fill_(~seen, -torch.inf).unsqueeze(1)
 
 
 def _entries(pages: Tensor, ends: Tensor, ratio: int, held: bool) -> tuple[Tensor, Tensor]:
@@ -231,15 +233,15 @@ def _entries(pages: Tensor, ends: Tensor, ratio: int, held: bool) -> tuple[Tenso
     lane = torch.arange(a_page, device=pages.device)
     rows = (pages.unsqueeze(2) * a_page + lane).flatten(1)
     seen = torch.arange(rows.shape[1], device=pages.device) < (ends // ratio).unsqueeze(1)
-    return torch.where(seen, rows, 0), _bias(seen)
+    return rows.masked_fill_(~seen, 0), _bias(seen)
 
 
 def _c4(columns: dict[str, Tensor]) -> C4Entries:
     position, item = columns["c4_position"], torch.arange(2 * C4, device=columns["slots"].device)
     ring = (columns["slots"].unsqueeze(1) * 2 * C4 + item).flatten()
     # The A-half of a request's first window is absent.
-    absent = (position.unsqueeze(1) < C4) & (item < C4)
-    bias = torch.where(absent, -torch.inf, 0.0).unsqueeze(2)
+    seen = (position.unsqueeze(1) >= C4) | (item >= C4)
+    bias = _bias(seen).transpose(1, 2)
     return C4Entries(ring, columns["c4_halves"], bias, position, columns["c4_out"])
 
 
