@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 
 from engine.grammar.gate import automaton
 from engine.grammar.gate.automaton import Dfa
@@ -17,6 +16,7 @@ from engine.grammar.gate.nfa import from_tree
 from engine.grammar.gate.numbers import Number, Signed, spellings
 from engine.grammar.gate.refusals import GrammarRefused
 from engine.grammar.gate.tree import Ahead, Chars, Edge, Repeat, Seq, Tree
+from engine.grammar.gate.work import once_a_request
 
 Goal = tuple[tuple[Node, bool], ...]
 ANYTHING: Goal = ()
@@ -150,7 +150,7 @@ def both(*goals: Goal) -> Goal:
     return tuple(dict.fromkeys(part for goal in goals for part in goal))
 
 
-@lru_cache(maxsize=4096)
+@once_a_request
 def texts_with(tree: Tree) -> Dfa:
     """Texts in which a tree is found."""
     parts = tree.parts if isinstance(tree, Seq) else (tree,)
@@ -162,7 +162,7 @@ def texts_with(tree: Tree) -> Dfa:
     return automaton.conjunction([(from_tree(rest), True), *conditions])
 
 
-@lru_cache(maxsize=4096)
+@once_a_request
 def texts_of(matches: tuple[Matches, ...]) -> Dfa:
     """Texts that meet each match."""
     parts = [(texts_with(tree), wanted) for tree, wanted in matches]

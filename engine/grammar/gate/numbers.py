@@ -12,6 +12,7 @@ from functools import lru_cache
 
 from engine.grammar.gate.automaton import Dfa, explore
 from engine.grammar.gate.refusals import GrammarRefused
+from engine.grammar.gate.work import once_a_request
 
 MAX_DIGITS = 400
 MAX_DIVISOR = 1000
@@ -171,7 +172,7 @@ Signed = tuple[Multiple | Bound, bool]
 _State = tuple[int, tuple[Hashable, ...]]
 
 
-@lru_cache(maxsize=1024)
+@once_a_request
 def spellings(conditions: tuple[Signed, ...]) -> Dfa:
     """Decimal spellings, without an exponent, of numbers that meet each condition (False: that fail it).
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from functools import lru_cache
 
 from engine.grammar.gate import charset
 from engine.grammar.gate.charset import Ranges
 from engine.grammar.gate.refusals import GrammarRefused
 from engine.grammar.gate.tree import Ahead, Chars, Edge, Either, Repeat, Seq, Tree
+from engine.grammar.gate.work import once_a_request
 
 MAX_CHARS = 1024
 MAX_DEPTH = 32
@@ -29,7 +29,7 @@ _GROUPS = {
 }
 
 
-@lru_cache(maxsize=4096)
+@once_a_request
 def parse(text: str) -> Tree:
     """The tree of a pattern. Raises GrammarRefused with the construct and its position."""
     if len(text) > MAX_CHARS:
