@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import gc
 
-import pytest
-
 from engine.grammar.gate.alternatives import texts_with
 from engine.grammar.gate.automaton import Dfa
 from engine.grammar.gate.pattern import parse
@@ -52,9 +50,3 @@ def test_nothing_of_a_request_is_kept() -> None:
         del made
         assert automata() > before
     assert automata() == before
-
-
-@pytest.mark.parametrize("times", [1, 15])
-def test_a_pattern_that_a_schema_repeats_costs_once(times: int) -> None:
-    text = {"type": "string", "pattern": "^[acegikm]{0,1400}[bdfhjl]$", "minLength": 2}
-    schema_grammar({"type": "object", "properties": {f"p{i}": text for i in range(times)}})
