@@ -18,7 +18,7 @@ from torch import Tensor
 
 from engine.errors import GrammarDiverged
 from engine.grammar.leads import ANCHOR, Lead
-from engine.grammar.matchers import MASKED
+from engine.grammar.matchers import DEAD, ENDED, MASKED
 from engine.grammar.pipeline_buffers import Drafted, Rows, fetch, forbid
 from engine.grammar.pipeline_counters import PipelineCounters
 from engine.model.draft import Choose
@@ -94,6 +94,14 @@ class DraftMasks:
             return tokens
 
         return pick
+
+    def worth(self) -> Int:
+        """As Guide; of the last row nothing is known yet."""
+        known = self.kinds[1:-1]
+        over = (known == ENDED) | (known == DEAD)
+        rows = np.full(self._groups, len(self.kinds), np.int64)
+        rows[self.places] = np.where(over.any(0), over.argmax(0) + 1, len(self.kinds))
+        return rows
 
     def certain(self) -> npt.NDArray[np.bool_]:
         """[n, gamma]: drafts that are the only token allowed, if those before them are accepted."""

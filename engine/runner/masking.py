@@ -71,6 +71,9 @@ class Guide(Protocol):
         Waits at each position for the tokens of the one before it, on which its masks depend.
         """
 
+    def worth(self) -> Int:
+        """int64 [n], once all is drafted: rows in front of a grammar's end, behind which nothing is kept."""
+
     def certain(self) -> npt.NDArray[np.bool_]:
         """[n, gamma], once all is drafted: drafts that are the only token allowed behind those before."""
 

@@ -42,12 +42,14 @@ class Drafts:
     survival  [n, gamma] float32 on the host, 0 where the draft is worthless
     usable    [n] bool on the host
     logits    [n, gamma, V] float32, None where no group samples
+    worth     int64 [n], rows in front of the end of a grammar, behind which nothing is kept; None: there is none
     """
 
     ids: Tensor
     survival: Tensor
     usable: npt.NDArray[np.bool_]
     logits: Tensor | None
+    worth: Int | None = None
 
 
 class Speculation:
@@ -126,7 +128,8 @@ class Speculation:
             # Tokens drawn from NaN may be no tokens at all.
             ids = ids.masked_fill(worthless, 0)
             survival = survival.masked_fill(torch.from_numpy(~usable)[:, None], 0.0)
-        return Drafts(ids, survival, usable, drafted.logits)
+        worth = None if guide is None else guide.worth()
+        return Drafts(ids, survival, usable, drafted.logits, worth)
 
     def layout(self, drafts: Drafts, caps: Int, budget: int) -> tuple[Int, Int]:
         """(rows that each group runs, rows of it that may be accepted), both int64 [n].
@@ -135,6 +138,8 @@ class Speculation:
         budget  as in RunStep
         """
         caps = np.where(drafts.usable, caps, np.minimum(caps, 1))
+        if drafts.worth is not None:
+            caps = np.minimum(caps, drafts.worth)
         lens = verify_lens(drafts.survival, caps, -1 if self.mode == "static" else budget)
         return (caps if self.mode == "cap-accept" else lens), lens
 

@@ -269,6 +269,9 @@ class OddDrafts:
 
         return pick
 
+    def worth(self) -> Int:
+        return np.full(self.groups, WIDTH)
+
     def certain(self) -> NDArray[np.bool_]:
         return np.zeros((self.groups, BLOCK), np.bool_)
 

@@ -48,10 +48,14 @@ def letters() -> list[int]:
     return [*(tokenizer().encode(one)[0] for one in "abc"), STOP]
 
 
-def test_a_grammar_that_ends_within_a_block_keeps_its_last_token_and_nothing_behind() -> None:
+@pytest.mark.parametrize(("block", "verified"), [(BLOCK, 3), (3, 4)])
+def test_a_grammar_that_ends_within_a_block_keeps_its_last_token_and_nothing_behind(
+    block: int, verified: int
+) -> None:
+    """Rows behind the end aren't verified, but for the one behind the last draft."""
     # Bias makes each letter a token, so that the draft is right about all of them and runs over the end.
     bias = tuple((token, 90.0) for token in letters()[:3])
-    served, _ = drafting(*letters())
+    served, _ = drafting(*letters(), block=block)
     item = submit(1, "x", LETTERS, logit_bias=bias, ignore_eos=True)
     prompt = np.array([7], np.int32).tobytes()
     item = type(item)(1, prompt, item.sampling, grammar_key=item.grammar_key, grammar=item.grammar)
@@ -60,11 +64,11 @@ def test_a_grammar_that_ends_within_a_block_keeps_its_last_token_and_nothing_beh
     assert served.finish[1][0] == STOP_EOS
     ending = [done for done in served.done if done.ended]
     assert len(ending) == 1
-    # The first token came with the prompt, the others, EOS among them, with one block of six rows.
+    # The first token came with the prompt, the others, EOS among them, with one block.
     assert ending[0].counts == bytes([3])
-    assert ending[0].verified == bytes([BLOCK + 1])
+    assert ending[0].verified == bytes([verified])
     assert np.frombuffer(ending[0].lengths, np.int32).tolist() == [1 + 3]
-    assert served.rank._results.cut == {"grammar_end": 1, "stop": 0, "max_tokens": 0}
+    assert served.rank._results.cut == {"grammar_end": int(verified > 3), "stop": 0, "max_tokens": 0}
     for done in served.done[served.done.index(ending[0]) + 1 :]:
         assert not any(done.counts)
     served.close()

@@ -139,6 +139,15 @@ def lead_kinds(key: GrammarKey, tokens: list[int]) -> list[int]:
     return walked(lead_of(matcher_of(key)), tokens)[1]
 
 
+def test_rows_behind_a_grammars_end_are_worth_nothing(pipeline: Pipeline) -> None:
+    guide = pipeline.guide(1, SLOTS, ANCHORS)
+    assert guide is not None
+    pick = guide.guided(greedy)
+    drafted = torch.stack([pick(k, torch.zeros(3, WIDTH)) for k in range(BLOCK)], 1)
+    assert drafted[0, :4].tolist() == [A, B, C, STOP]
+    assert guide.worth().tolist() == [4, BLOCK + 1, BLOCK + 1]
+
+
 def test_the_only_token_allowed_is_certain(pipeline: Pipeline) -> None:
     guide = pipeline.guide(1, SLOTS, ANCHORS)
     assert guide is not None
