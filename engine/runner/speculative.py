@@ -42,7 +42,7 @@ class Drafts:
     survival  [n, gamma] float32 on the host, 0 where the draft is worthless
     usable    [n] bool on the host
     logits    [n, gamma, V] float32, None where no group samples
-    worth     int64 [n], rows in front of the end of a grammar, behind which nothing is kept; None: there is none
+    worth     int64 [n], rows in front of a grammar's end, behind which nothing is kept; None: no grammar
     """
 
     ids: Tensor
