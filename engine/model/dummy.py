@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor
@@ -18,7 +17,7 @@ from engine.model.config import ModelConfig
 from engine.model.layout import FLOAT_LAYOUT, expected_tensors
 from engine.model.quant import FP4_GROUP, FP8_BLOCK, power_of_two
 from engine.model.quantised import Fp4Weight, Fp8Weight, Stored, plain
-from engine.model.shards import Shard, ShardRule, whole
+from engine.model.shards import RankWeights, Shard, ShardRule, whole
 from engine.model.tensor_specs import Layout, Role, TensorSpec
 
 BIAS_DEVIATION = 0.05
@@ -28,7 +27,7 @@ E2M1_DEVIATION = math.sqrt(68.5 / 8)
 """Of uniformly random FP4 codes."""
 
 
-class DummyWeights(Mapping[str, Stored]):
+class DummyWeights(RankWeights):
     """Weights by DeepSeek's names, as the loader gives them to a rank of this rule; made on access.
 
     Matrices have variance 1 / inputs, norms lie around 1, other parameters around 0. Each tensor depends on
@@ -42,19 +41,8 @@ class DummyWeights(Mapping[str, Stored]):
         self, config: ModelConfig, dtype: torch.dtype, device: torch.device, seed: int = 0,
         rule: ShardRule = whole, layout: Layout = FLOAT_LAYOUT,
     ) -> None:  # fmt: skip
+        super().__init__(expected_tensors(config, layout), rule)
         self._config, self._dtype, self._device, self._seed = config, dtype, device, seed
-        self._specs = expected_tensors(config, layout)
-        kept = {name: rule(name, spec) for name, spec in self._specs.items() if spec.role is not Role.SCALE}
-        self._shards = {name: shard for name, shard in kept.items() if shard is not None}
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._shards)
-
-    def __len__(self) -> int:
-        return len(self._shards)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._shards
 
     def __getitem__(self, name: str) -> Stored:
         spec, shard = self._specs[name], self._shards[name]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -16,7 +16,7 @@ from torch import Tensor
 from engine.errors import CheckpointError
 from engine.model.quant import decode_e8m0, dequantise_fp4_groups, dequantise_fp8_blocks
 from engine.model.quantised import Fp4Weight, Fp8Weight, Stored
-from engine.model.shards import Shard, ShardRule, stored_shards
+from engine.model.shards import RankWeights, Shard, ShardRule, stored_shards
 from engine.model.sources import Source
 from engine.model.tensor_specs import Role, TensorSpec, scale_name
 
@@ -24,7 +24,7 @@ Progress = Callable[[int, int, str], None]
 """Called after each tensor with tensors done, tensors in all, and its name."""
 
 
-class CheckpointWeights(Mapping[str, Stored]):
+class CheckpointWeights(RankWeights):
     """Weights of one rank by DeepSeek's names; a context that holds the files open.
 
     experts   number of routed experts, for tables
@@ -37,10 +37,9 @@ class CheckpointWeights(Mapping[str, Stored]):
         self, specs: Mapping[str, TensorSpec], sources: Mapping[str, Source], experts: int,
         dtype: torch.dtype, device: torch.device, rule: ShardRule, progress: Progress, *, keeps: bool,
     ) -> None:  # fmt: skip
-        self._specs, self._sources, self._experts = specs, sources, experts
+        super().__init__(specs, rule)
+        self._sources, self._experts = sources, experts
         self._dtype, self._device, self._progress, self._keeps = dtype, device, progress, keeps
-        kept = {name: rule(name, spec) for name, spec in specs.items() if spec.role is not Role.SCALE}
-        self._shards = {name: shard for name, shard in kept.items() if shard is not None}
         self._read: set[str] = set()
         self._stack = ExitStack()
         self._files = _Files(self._stack)
@@ -52,15 +51,6 @@ class CheckpointWeights(Mapping[str, Stored]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._stack.close()
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._shards)
-
-    def __len__(self) -> int:
-        return len(self._shards)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._shards
 
     def __getitem__(self, name: str) -> Stored:
         found = self._load(name, self._shards[name])

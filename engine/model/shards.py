@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from engine.errors import CheckpointError
 from engine.model.quant import FP4_GROUP, FP8_BLOCK
+from engine.model.quantised import Stored
 from engine.model.tensor_specs import Role, TensorSpec
 
 
@@ -39,3 +40,21 @@ def stored_shards(name: str, role: Role, shard: Shard) -> tuple[Shard, Shard]:
         raise CheckpointError(f"{name}: a shard from {shard.start} cuts a scale's block of {unit}")
     payload = Shard(shard.dim, shard.start // packed, -(-shard.stop // packed))
     return payload, Shard(shard.dim, shard.start // unit, -(-shard.stop // unit))
+
+
+class RankWeights(Mapping[str, Stored]):
+    """Weights of one rank by DeepSeek's names, scales with their weights; a subclass says what each is."""
+
+    def __init__(self, specs: Mapping[str, TensorSpec], rule: ShardRule) -> None:
+        self._specs = specs
+        kept = {name: rule(name, spec) for name, spec in specs.items() if spec.role is not Role.SCALE}
+        self._shards = {name: shard for name, shard in kept.items() if shard is not None}
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._shards)
+
+    def __len__(self) -> int:
+        return len(self._shards)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._shards
