@@ -122,9 +122,9 @@ def load_rank(settings: Settings, say: Say, groups: Groups = ALONE) -> Loaded:
         speculation = _speculation(drafter, state, settings, say)
     memory.note("cache", sizes.bytes, _FEWER_PAGES)
     say(_told_of_cache(sizes))
-    eos_ids = eos_of(config, Path(settings.model_path))
-    block = 0 if drafter is None else drafter.block
-    grammars = _grammars(config, settings, sizes.slots, block, say)
+    folder, block = Path(settings.model_path), 0 if drafter is None else drafter.block
+    eos_ids = eos_of(config, folder)
+    grammars = rank_grammars(folder, config.vocab_size, eos_ids, device, sizes.slots, block + 1)
     masks = None if grammars is None else grammars.pipeline
     runner = StepRunner(model, state, eos_ids, speculation, masks)
     with memory.taking("the workspaces of steps, and graphs", lever=_SMALLER_STEPS):
@@ -136,6 +136,8 @@ def load_rank(settings: Settings, say: Say, groups: Groups = ALONE) -> Loaded:
     costs = cost_table_for(settings, subject_of(runner), say) if _scheduled(speculation) else None
     if speculation is not None:
         speculation.forget()
+    if grammars is not None:
+        say(_told_of_grammars(grammars))
     took_s = time.perf_counter() - begin
     say(f"ready after {took_s:.1f} s")
     return Loaded(runner, config, sizes, eos_ids, block, costs, grammars, weights, took_s, model.ops.name)
@@ -148,15 +150,9 @@ def _note_weights(memory: MemoryTable, model: DeepseekV4, drafter: Drafter | Non
     return memory.bytes
 
 
-def _grammars(
-    config: ModelConfig, settings: Settings, slots: int, block: int, say: Say
-) -> RankGrammars | None:
-    """What follows constrained requests; None where the checkpoint has no tokenizer for it."""
-    folder, device = Path(settings.model_path), torch.device(settings.device)
-    grammars = rank_grammars(folder, config.vocab_size, eos_of(config, folder), device, slots, block + 1)
-    if grammars is not None:
-        say(f"grammars: {len(grammars.compiler.vocabulary.tokens)} tokens, {PATH}")
-    return grammars
+def _told_of_grammars(grammars: RankGrammars) -> str:
+    """Waits for the library, which was loaded beside everything else."""
+    return f"grammars: {len(grammars.compiler.vocabulary.tokens)} tokens, {PATH}"
 
 
 def _speculation(drafter: Drafter | None, state: KVState, settings: Settings, say: Say) -> Speculation | None:
