@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.errors import GrammarDiverged
-from engine.grammar.matchers import DEAD, ENDED, FREE, MASKED, Masks
+from engine.grammar.matchers import DEAD, ENDED, FREE, MASKED, Masks, allows
 from engine.grammar.pipeline_request import Constrained
 
 ANCHOR = -1
@@ -68,8 +68,7 @@ class Lead:
 
     def _behind(self, token: int, masks: Masks, row: int) -> int:
         if token != ANCHOR:
-            known = 0 <= token < self.request.matcher.limit
-            if not known or not masks.item(self._row, token >> 5) >> (token & 31) & 1:
+            if not allows(masks, self._row, token, self.request.matcher.limit):
                 return DEAD
             if token in self._stops:
                 return ENDED

@@ -36,6 +36,11 @@ Only MASKED rows restrict anything. All bits of the others are set: a row of zer
 """
 
 
+def allows(masks: Masks, row: int, token: int, vocab_size: int) -> bool:
+    """Whether a row of masks, int32 [rows, words], lets a token through; no token of the vocabulary: no."""
+    return 0 <= token < vocab_size and bool(masks.item(row, token >> 5) >> (token & 31) & 1)
+
+
 class Matcher:
     """Where one request stands in its grammar. One thread at a time.
 
@@ -235,8 +240,7 @@ class MatcherBatch:
         """Marks rows behind a token that is illegal or ends the grammar: the library doesn't write there."""
         for row in range(1, len(tokens)):
             token = tokens[row]
-            known = 0 <= token < self.vocab_size
-            if not known or not masks.item(row - 1, token >> 5) >> (token & 31) & 1:
+            if not allows(masks, row - 1, token, self.vocab_size):
                 self._close(row, DEAD, masks, kinds)
                 return
             if token in self._stops:
