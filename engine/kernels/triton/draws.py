@@ -79,6 +79,21 @@ def drawn_for(ints, positions, repeats, row, slot, numbers, step, DRAFTS: tl.con
 
 
 @triton.jit
+def leader(tops, args, row, slot, groups, columns, PLACES: tl.constexpr):
+    """A row's groups (places, and which are there), their largest logits, the largest and its first token.
+
+    The last value is whether that logit is a number. A row without a slot has no groups.
+    """
+    place = tl.arange(0, PLACES)
+    held = place < tl.where(slot >= 0, groups, 0)
+    top = tl.load(tops + row * groups + place, mask=held, other=float("-inf"))
+    best = tl.max(top, 0)
+    arg = tl.load(args + row * groups + place, mask=held, other=0)
+    token = tl.min(tl.where(held & (top == best), arg, columns - 1), 0)
+    return place, held, top, best, token, (best < float("inf")) & (best > float("-inf"))
+
+
+@triton.jit
 def _draw(
     logits, slots, positions, floats, ints, tops, args, sums, listed, ids, weights, repeats, step,
     tokens, valid, bests, totals, floors, lasts, stride, columns, groups, fields, numbers,
@@ -86,13 +101,7 @@ def _draw(
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + row).to(tl.int64)
-    place = tl.arange(0, PLACES)
-    held = place < tl.where(slot >= 0, groups, 0)
-    top = tl.load(tops + row * groups + place, mask=held, other=float("-inf"))
-    best = tl.max(top, 0)
-    sane = (best < float("inf")) & (best > float("-inf"))
-    arg = tl.load(args + row * groups + place, mask=held, other=0)
-    token = tl.min(tl.where(held & (top == best), arg, columns - 1), 0)
+    place, held, top, best, token, sane = leader(tops, args, row, slot, groups, columns, PLACES)
     tl.store(bests + row, best)
     tl.store(valid + row, sane.to(tl.int8))
     if sane:

@@ -19,7 +19,7 @@ import triton.language as tl
 from torch import Tensor
 
 from engine.errors import ShapeMismatch
-from engine.kernels.triton.draws import draw_drafts, drawn_plain
+from engine.kernels.triton.draws import draw_drafts, drawn_plain, leader
 from engine.kernels.triton.draws_numbers import DRAFT, GROUP, uniform, weight
 from engine.kernels.triton.formats import convert, product
 from engine.kernels.triton.logits import GroupStats
@@ -103,13 +103,7 @@ def _choose(
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + row).to(tl.int64)
-    place = tl.arange(0, PLACES)
-    held = place < tl.where(slot >= 0, groups, 0)
-    top = tl.load(tops + row * groups + place, mask=held, other=float("-inf"))
-    best = tl.max(top, 0)
-    arg = tl.load(args + row * groups + place, mask=held, other=0)
-    token = tl.min(tl.where(held & (top == best), arg, columns - 1), 0)
-    sane = (best < float("inf")) & (best > float("-inf"))
+    place, held, top, best, token, sane = leader(tops, args, row, slot, groups, columns, PLACES)
     if sane:
         temperature = tl.load(floats + slot * fields)
         if (temperature > 0) & (tl.load(ints + slot * numbers + 1) != 1):
