@@ -14,16 +14,14 @@ from engine.grammar.gate import schema_grammar
 from engine.grammar.key import GrammarKey
 from tests.grammar.service.stage import strings, vocabulary, word
 from tests.grammar.service.test_matchers import allowed, walk
-from tests.grammar.service.test_stored import compiler, job
+from tests.grammar.service.test_stored import compiler, job, serial_forms_pay
 
 
 def test_grammars_from_the_disk_have_the_masks_of_compiled_ones_along_random_legal_texts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Entries with the serial form, and a marker, against a compiler that has seen none of them."""
-    monkeypatch.setattr(worker_job, "LEAST_COMPILE_S", 0.0)
-    monkeypatch.setattr(worker_job, "SERIALIZE_SHARE", 1e6)
-    monkeypatch.setattr(worker_job, "LOAD_SHARE", 1e6)
+    serial_forms_pay(monkeypatch)
     keys = [strings("a"), schema_grammar(cases()[3].schema), schema_grammar(cases()[40].schema)]
     keys.append(GrammarKey("ebnf", 'root ::= item ("," item)*\nitem ::= "[" item? "]" | "né" | [0-9]{1,3}'))
     for key in keys:

@@ -148,12 +148,17 @@ def job(root: Path, key: GrammarKey) -> tuple[Outcome, Finished]:
     return outcome, found.finish()
 
 
-def test_the_serial_form_is_kept_where_loading_it_was_measured_to_pay(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def serial_forms_pay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever was measured."""
     monkeypatch.setattr(worker_job, "LEAST_COMPILE_S", 0.0)
     monkeypatch.setattr(worker_job, "SERIALIZE_SHARE", 1e6)
     monkeypatch.setattr(worker_job, "LOAD_SHARE", 1e6)
+
+
+def test_the_serial_form_is_kept_where_loading_it_was_measured_to_pay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    serial_forms_pay(monkeypatch)
     outcome, finished = job(tmp_path, strings("a"))
     assert outcome.artifact is not None
     assert (outcome.source, outcome.artifact.payload) == ("compile", b"")  # The answer doesn't wait for it.
