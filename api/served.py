@@ -11,7 +11,8 @@ from engine.config import Settings
 from engine.errors import ConfigError, UnknownModel
 from engine.model.config import ModelConfig
 from engine.model.encoding import Encoding, load_encoding
-from engine.model.tokenizer import Tokenizer, load_tokenizer
+from engine.model.stand_in import text_folder, tokenizer_for
+from engine.model.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +42,8 @@ def load_served(settings: Settings, created: int) -> Served:
     config = ModelConfig.from_json(path)
     return Served(
         name=settings.model_name,
-        tokenizer=load_tokenizer(path),
-        encoding=load_encoding(path),
+        tokenizer=tokenizer_for(settings, config.vocab_size),
+        encoding=load_encoding(text_folder(settings, config.vocab_size)),
         bounds=bounds_of(settings, config.vocab_size, config.max_position_embeddings),
         created=created,
         modes=_modes(settings),

@@ -38,7 +38,7 @@ class Settings:
     api_key: str = _flag("", "bearer token that clients must send; empty: none")
     load_format: str = _flag(
         "auto",
-        "auto reads the checkpoint; dummy makes random weights of its geometry",
+        "auto reads the checkpoint; dummy makes random weights of its geometry: a config.json is enough",
         choices=("auto", "dummy"),
     )
     device: str = _flag("cpu", "cpu or cuda", choices=("cpu", "cuda"))

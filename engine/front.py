@@ -20,6 +20,7 @@ from engine.grammar.service import GrammarService, start_service, worker_count
 from engine.grammar.worker import WorkerSettings
 from engine.messages import RankLoad, Snapshot
 from engine.model.config import ModelConfig, eos_of
+from engine.model.stand_in import text_folder
 
 FEW = 64
 """Messages to ingress that no request causes: ranks that come and go, orders of the shutdown coordinator."""
@@ -61,7 +62,9 @@ def start_grammars(process: Process, settings: Settings, served: Served) -> Gram
         cache_entries=settings.grammar_cache_entries,
         timeout_s=settings.grammar_timeout_s,
     )
-    vocabulary = model_vocabulary(folder, served.tokenizer, served.bounds.vocab_size, stops)
+    vocab_size = served.bounds.vocab_size
+    text = text_folder(settings, vocab_size)
+    vocabulary = model_vocabulary(text, served.tokenizer, vocab_size, stops)
     store = store_of(settings)
     if store:
         make_folder(store)

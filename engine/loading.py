@@ -27,6 +27,7 @@ from engine.model.draft_loading import load_drafter
 from engine.model.groups import ALONE, Groups
 from engine.model.model import DeepseekV4
 from engine.model.quantised import Stored
+from engine.model.stand_in import stands_in, text_folder, told_of_stand_in
 from engine.rank_weights import Say, rank_weights
 from engine.runner.graph_start import record_graphs
 from engine.runner.graphs import Graphs
@@ -110,6 +111,8 @@ def load_rank(settings: Settings, say: Say, groups: Groups = ALONE) -> Loaded:
     device, dtype = torch.device(settings.device), getattr(torch, settings.dtype)
     say(f"loading {settings.model_path} ({settings.load_format}, {settings.dtype}, {settings.device})")
     config, memory = ModelConfig.from_json(settings.model_path), MemoryTable(device)
+    if stands_in(settings, config.vocab_size):
+        say(told_of_stand_in(settings, config.vocab_size))
     with memory.taking("the weights", lever=_FEWER_WEIGHTS):
         model, drafter = _models(config, settings, groups, say)
     weights = _note_weights(memory, model, drafter)
@@ -122,9 +125,9 @@ def load_rank(settings: Settings, say: Say, groups: Groups = ALONE) -> Loaded:
         speculation = _speculation(drafter, state, settings, say)
     memory.note("cache", sizes.bytes, _FEWER_PAGES)
     say(_told_of_cache(sizes))
-    folder, block = Path(settings.model_path), 0 if drafter is None else drafter.block
-    eos_ids = eos_of(config, folder)
-    grammars = rank_grammars(folder, config.vocab_size, eos_ids, device, sizes.slots, block + 1)
+    block, eos_ids = 0 if drafter is None else drafter.block, eos_of(config, Path(settings.model_path))
+    text = text_folder(settings, config.vocab_size)
+    grammars = rank_grammars(text, config.vocab_size, eos_ids, device, sizes.slots, block + 1)
     masks = None if grammars is None else grammars.pipeline
     runner = StepRunner(model, state, eos_ids, speculation, masks)
     with memory.taking("the workspaces of steps, and graphs", lever=_SMALLER_STEPS):

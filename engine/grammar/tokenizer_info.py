@@ -23,6 +23,10 @@ class TokenTable(Protocol):
     def control_ids(self) -> dict[str, int]:
         """String -> id of every added token."""
 
+    @property
+    def end_id(self) -> int:
+        """Ids from here on are no tokens."""
+
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes that one token stands for."""
 
@@ -77,7 +81,7 @@ def vocabulary_of(
     """
     if not stop_ids or not all(0 <= one < vocab_size for one in stop_ids):
         raise ConfigError(f"stop ids {sorted(stop_ids)} don't fit logits of width {vocab_size}")
-    blank = set(tokenizer.control_ids.values()) - set(stop_ids)
+    blank = set(tokenizer.control_ids.values()) - set(stop_ids) | {*range(tokenizer.end_id, vocab_size)}
     instead = dict.fromkeys(blank, b"") | dict.fromkeys(matched_ids, UNREADABLE)
     tokens = tuple(
         instead[one] if one in instead else tokenizer.token_bytes(one) for one in range(vocab_size)

@@ -17,22 +17,32 @@ from tokenizers import Tokenizer as Library
 from engine.errors import ConfigError
 from engine.model.segments import Segment
 
+REPLACEMENT = "\ufffd".encode()
+"""What an id reads as that the model has and a stand-in's vocabulary hasn't."""
 
-def load_tokenizer(model_path: str | os.PathLike[str]) -> Tokenizer:
-    """The tokenizer of the checkpoint in `model_path`. Raises ConfigError where there is none that fits."""
+
+def load_tokenizer(model_path: str | os.PathLike[str], width: int = 0) -> Tokenizer:
+    """The tokenizer of the checkpoint in `model_path`.
+
+    width   as Tokenizer has it
+    raises  ConfigError where there is none that fits
+    """
     path = Path(model_path) / "tokenizer.json"
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"{path} can't be read: {error}") from error
-    return Tokenizer(text, str(path))
+    return Tokenizer(text, str(path), width)
 
 
 class Tokenizer:
     """A byte-level BPE tokenizer. Safe to share between threads."""
 
-    def __init__(self, definition: str, source: str = "tokenizer.json") -> None:
-        """definition  the text of a tokenizer.json; `source` names it in errors."""
+    def __init__(self, definition: str, source: str = "tokenizer.json", width: int = 0) -> None:
+        """definition  the text of a tokenizer.json; `source` names it in errors
+
+        width  of the model's logits, where the vocabulary is another's: ids up to it read as U+FFFD
+        """
         try:
             data = json.loads(definition)
             self._full: Library = Library.from_str(definition)
@@ -46,6 +56,7 @@ class Tokenizer:
         self._added: dict[str, int] = {token["content"]: token["id"] for token in added}
         self.special_ids = frozenset(token["id"] for token in added if token.get("special"))
         self.vocab_size: int = self._full.get_vocab_size(with_added_tokens=True)
+        self._width = width
 
     @property
     def control_ids(self) -> dict[str, int]:
@@ -83,12 +94,19 @@ class Tokenizer:
         return b"".join(kept).decode("utf-8", errors="replace")
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes that one token stands for; empty for an id outside the vocabulary."""
-        return self._bytes[token_id] if 0 <= token_id < len(self._bytes) else b""
+        """The bytes that one token stands for; empty for an id outside vocabulary and width."""
+        if 0 <= token_id < self.end_id:
+            return self._bytes[token_id]
+        return REPLACEMENT if self.end_id <= token_id < self._width else b""
 
     def token_string(self, token_id: int) -> str:
         """One token as text by itself, for log probabilities; partial characters become U+FFFD."""
         return self.token_bytes(token_id).decode("utf-8", errors="replace")
+
+    @cached_property
+    def end_id(self) -> int:
+        """Ids from here on are no tokens."""
+        return len(self._bytes)
 
     @cached_property
     def _bytes(self) -> list[bytes]:
