@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -18,6 +19,7 @@ from engine.errors import ConfigError
 from engine.grammar.pipeline_counters import PATH
 from engine.grammar.rank_grammars import RankGrammars, rank_grammars
 from engine.kernel_sets import operations
+from engine.largest_steps import LargestSteps, admitted, measured, told_of_steps
 from engine.memory.pages import ASIDE
 from engine.memory.pools import KVState
 from engine.messages import RunStep, StepDone
@@ -34,7 +36,7 @@ from engine.runner.graphs import Graphs
 from engine.runner.speculative import VERIFY_MODES, Speculation, VerifyMode, slot_bytes
 from engine.runner.step import StepRunner
 from engine.runner.taps import TAP_ROWS
-from engine.start_memory import MemoryTable, weights_by_kind
+from engine.start_memory import MemoryTable, free_device_bytes, weights_by_kind
 from engine.warm_up import warm_up
 
 GB = 1 << 30
@@ -42,7 +44,9 @@ GB = 1 << 30
 _FEWER_WEIGHTS = "more ranks that share the routed experts, --ep-size with --dp-size"
 _FEWER_EXPERTS = "more ranks that share them, --ep-size with --dp-size"
 _FEWER_PAGES = "lower --max-total-tokens, --max-running-requests or --mem-fraction-static"
-_SMALLER_STEPS = "lower --chunked-prefill-size, --max-running-requests or --mem-fraction-static"
+_SMALLER_STEPS = (
+    "lower --chunked-prefill-size, --max-running-requests, --context-length or --mem-fraction-static"
+)
 
 _MODES: dict[str, VerifyMode] = {mode: mode for mode in VERIFY_MODES}
 
@@ -108,7 +112,7 @@ def load_rank(settings: Settings, say: Say, groups: Groups = ALONE) -> Loaded:
     """
     begin = time.perf_counter()
     keep_freed_memory()
-    device, dtype = torch.device(settings.device), getattr(torch, settings.dtype)
+    device = torch.device(settings.device)
     say(f"loading {settings.model_path} ({settings.load_format}, {settings.dtype}, {settings.device})")
     config, memory = ModelConfig.from_json(settings.model_path), MemoryTable(device)
     if stands_in(settings, config.vocab_size):
@@ -116,13 +120,7 @@ def load_rank(settings: Settings, say: Say, groups: Groups = ALONE) -> Loaded:
     with memory.taking("the weights", lever=_FEWER_WEIGHTS):
         model, drafter = _models(config, settings, groups, say)
     weights = _note_weights(memory, model, drafter)
-    # Ranks on the CPU share the host's memory, each of those on devices has its own.
-    free = free_host_bytes() // groups.dp.size if device.type == "cpu" else free_device_bytes(device)
-    draft_bytes = 0 if drafter is None else slot_bytes(drafter, config, dtype)
-    sizes = cache_sizes(config, settings, dtype.itemsize, free, draft_bytes)
-    with memory.taking("the cache", sizes.bytes, _FEWER_PAGES):
-        state = KVState(config, sizes.slots, sizes.full_pages, sizes.window_pages, device, dtype)
-        speculation = _speculation(drafter, state, settings, say)
+    sizes, state, speculation = _cache(model, drafter, settings, groups, memory, say)
     memory.note("cache", sizes.bytes, _FEWER_PAGES)
     say(_told_of_cache(sizes))
     block, eos_ids = 0 if drafter is None else drafter.block, eos_of(config, Path(settings.model_path))
@@ -132,6 +130,8 @@ def load_rank(settings: Settings, say: Say, groups: Groups = ALONE) -> Loaded:
     runner = StepRunner(model, state, eos_ids, speculation, masks)
     with memory.taking("the workspaces of steps, and graphs", lever=_SMALLER_STEPS):
         warm_up(runner, settings, say)
+        if device.type == "cuda":
+            LargestSteps(runner, admitted(settings, sizes, block), say).run()
         record_graphs(runner, settings, sizes.context_length, say)
     memory.note_rest("workspaces and graphs", _SMALLER_STEPS)
     for line in memory.lines():
@@ -144,6 +144,33 @@ def load_rank(settings: Settings, say: Say, groups: Groups = ALONE) -> Loaded:
     took_s = time.perf_counter() - begin
     say(f"ready after {took_s:.1f} s")
     return Loaded(runner, config, sizes, eos_ids, block, costs, grammars, weights, took_s, model.ops.name)
+
+
+def _cache(
+    model: DeepseekV4,
+    drafter: Drafter | None,
+    settings: Settings,
+    groups: Groups,
+    memory: MemoryTable,
+    say: Say,
+) -> tuple[CacheSizes, KVState, Speculation | None]:
+    """The cache of a model, as large as the settings say beside what steps take. raises ConfigError"""
+    config, device, dtype = model.config, model.device, model.dtype
+    draft_bytes = 0 if drafter is None else slot_bytes(drafter, config, dtype)
+    sized = partial(cache_sizes, config, settings, dtype.itemsize, draft_bytes=draft_bytes)
+    cache = partial(KVState, config, device=device, dtype=dtype)
+    if device.type == "cpu":
+        # Ranks share the host's memory, of which steps take little and give it back.
+        sizes = sized(free_host_bytes() // groups.dp.size)
+    else:
+        with memory.taking("the largest steps", lever=_SMALLER_STEPS):
+            taken = measured(model, drafter, settings, sized(free_device_bytes(device)), cache, say)
+        say(told_of_steps(taken))
+        sizes = sized(max(0, free_device_bytes(device) - taken.kept(settings)))
+    with memory.taking("the cache", sizes.bytes, _FEWER_PAGES):
+        state = cache(sizes.slots, sizes.full_pages, sizes.window_pages)
+        speculation = _speculation(drafter, state, settings, say)
+    return sizes, state, speculation
 
 
 def _note_weights(memory: MemoryTable, model: DeepseekV4, drafter: Drafter | None) -> int:
@@ -197,12 +224,6 @@ def _models(
             split_head=settings.enable_dp_lm_head,
         )
         return model, _drafter(config, weights, model, settings)
-
-
-def free_device_bytes(device: torch.device) -> int:
-    """Memory of the device that nobody has, what loading left behind being given back first."""
-    torch.cuda.empty_cache()
-    return torch.cuda.mem_get_info(device)[0]
 
 
 def _drafter(

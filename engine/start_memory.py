@@ -89,6 +89,12 @@ class MemoryTable:
             ) from error
 
 
+def free_device_bytes(device: torch.device) -> int:
+    """Memory of the device that nobody has, what loading left behind being given back first."""
+    torch.cuda.empty_cache()
+    return torch.cuda.mem_get_info(device)[0]
+
+
 def weights_by_kind(model: DeepseekV4, drafter: Drafter | None) -> dict[str, int]:
     """Bytes of the weights by kind, each tensor once; the draft's beside the target's."""
     sizes: dict[str, int] = {}
