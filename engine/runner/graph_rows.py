@@ -35,7 +35,7 @@ class GraphKey(NamedTuple):
 
     tokens  padded rows, the bucket that the ranks agreed on
     slots   most requests
-    pages   most pages of a request, a power of two
+    pages   most pages of a request
     width   most rows of a request, at most 128
     """
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from engine.config import PAGE_TOKENS, Settings
-from engine.memory.pages import ASIDE
+from engine.config import Settings
+from engine.memory.pages import ASIDE, pages_for
 from engine.runner.graphs import Graphs, graph_keys
 from engine.runner.step import StepRunner
 
@@ -34,7 +34,8 @@ def recorded(
     speculation, model = runner.speculation, runner.model
     width = 1 if speculation is None else speculation.block + 1
     requests = settings.cuda_graph_max_bs_decode or settings.max_running_requests + ASIDE
-    longest = -(-(context_tokens + width) // PAGE_TOKENS)
+    # No row is behind a request's end, and no request has more pages than there are.
+    longest = min(pages_for(context_tokens), runner.state.full_pages - 1)
     keys = graph_keys(requests * width, runner.state.slots - 1, width, longest, model.row_tile)
     taps = () if speculation is None else speculation.drafter.taps
     return Graphs(model, runner.state, keys, taps, say)

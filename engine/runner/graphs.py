@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 
 SHORTEST = 16
 """Pages of the smallest size: below 4096 tokens nothing is gained by a smaller one."""
+TIER = 4
+"""From one size of pages to the next. A step pays for entries that its requests don't have, at most three
+times those that they have; a start for each capture: five sizes up to a million tokens, not nine."""
 
 
 def token_sizes(most: int, row_tile: int) -> tuple[int, ...]:
@@ -46,11 +49,12 @@ def token_sizes(most: int, row_tile: int) -> tuple[int, ...]:
 
 
 def page_sizes(longest: int) -> tuple[int, ...]:
-    """Ascending powers of two of pages, the last one at least `longest`: no request is too long for all."""
-    sizes = [SHORTEST]
-    while sizes[-1] < longest:
-        sizes.append(2 * sizes[-1])
-    return tuple(sizes)
+    """Ascending sizes of pages, each TIER times the one before, the last one `longest`."""
+    sizes, size = [], SHORTEST
+    while size < longest:
+        sizes.append(size)
+        size *= TIER
+    return (*sizes, longest)
 
 
 def graph_keys(most: int, slots: int, width: int, longest: int, row_tile: int) -> tuple[GraphKey, ...]:
@@ -197,13 +201,14 @@ class Graphs:
         self._recorded: dict[GraphKey, RecordedStep] = {}
         # Largest first: what comes later fits the pool that is there.
         for number, key in enumerate(sorted(keys, reverse=True), 1):
+            # Before it is captured: where one hangs or fails, the last line tells which.
+            say(
+                f"capturing {number} of {len(keys)} ({'decode' if key.width == 1 else 'verify'} "
+                f"{key.tokens} rows, {key.slots} requests of up to {key.pages * PAGE_TOKENS} tokens)"
+            )
             step = RecordedStep(model, state, key, taps, self._buffers)
             step.record(pool)
             self._recorded[key] = step
-            say(
-                f"graphs: {number} of {len(keys)}: {key.tokens} rows of {key.slots} requests, up to "
-                f"{key.pages * PAGE_TOKENS} tokens each"
-            )
         held = sum(part.numel() * part.element_size() for part in self._buffers.parts)
         self.bytes = max(held, _reserved(model.device) - before)
         self.took_s = time.perf_counter() - begin

@@ -28,12 +28,23 @@ from tests.runner.spec_driver import scripted_driver
 def test_sizes_cover_every_step_that_ranks_may_agree_on() -> None:
     assert token_sizes(24, 1) == (1, 2, 3, 4, 6, 8, 12, 16, 24)
     assert token_sizes(100, 32) == (32, 64, 96, 128)
-    assert page_sizes(100) == (16, 32, 64, 128)
+    assert page_sizes(100) == (16, 64, 100)
+    assert page_sizes(4096) == (16, 64, 256, 1024, 4096)
+    assert page_sizes(16) == (16,)
+    assert page_sizes(3) == (3,)
     made = graph_keys(24, 4, 6, 20, 1)
     assert list(made) == sorted(made, reverse=True)
     assert {key.tokens for key in made} == set(token_sizes(24, 1))
     assert all(key.slots == min(4, key.tokens) and key.width == 6 for key in made)
-    assert max(key.pages for key in made) == 32
+    assert {key.pages for key in made} == {16, 20}
+
+
+def test_every_page_of_the_longest_request_has_a_size_and_no_size_is_longer(native: DeepseekV4) -> None:
+    runner = Served(native, 20, 1024).runner
+    for context, pages in ((257, 2), (4096, 16), (1 << 20, 19)):
+        settings = Settings(device="cuda", cuda_graph_max_bs_decode=1)
+        graphs = recorded(runner, settings, context, lambda text: None)
+        assert max(key.pages for key in graphs._recorded) == pages
 
 
 def test_a_batch_that_fits_no_size_is_refused_where_ranks_agreed_on_one(native: DeepseekV4) -> None:
@@ -52,8 +63,8 @@ def test_a_rank_agrees_on_recorded_sizes_and_counts_what_ran(native: DeepseekV4)
     served.rank = Rank(replace(served.rank.setup, graphs=Agreed(decode=graphs.tokens)))
     assert served.run(*requests) == wanted
     assert said == [
-        "graphs: 1 of 2: 2 rows of 2 requests, up to 4096 tokens each",
-        "graphs: 2 of 2: 1 rows of 1 requests, up to 4096 tokens each",
+        "capturing 1 of 2 (decode 2 rows, 2 requests of up to 1024 tokens)",
+        "capturing 2 of 2 (decode 1 rows, 1 requests of up to 1024 tokens)",
     ]
     # Three requests are more than the largest size has, and chunks of prompts have none.
     passes = served.rank._ledger.passes
