@@ -14,13 +14,14 @@ from torch import Tensor
 
 from bench.kernel_cases import BF16, Case, copies, distance
 from engine.kernels.triton import oracle_attention
-from engine.kernels.triton.attend import FEW, MANY, WIDE, AttendShape, SeenKeys, attend
+from engine.kernels.triton.attend import FEW, MANY, WIDE, AttendShape, attend
 from engine.kernels.triton.faults import check_faults, no_faults
-from engine.kernels.triton.latent_rows import V4_ROW
 from engine.kernels.triton.rope import q_norm_rope, rotate
 from engine.kernels.triton.store import norm_rope_store
+from engine.model.keys import Keys, SeenKeys
+from engine.model.latent_rows import pack_rows, unpack_rows
 from engine.model.ops import TorchOps
-from engine.model.step import Keys
+from engine.model.row_layout import V4_ROW
 
 DEVICE = "cuda"
 HEADS, WINDOW, TOP, EPS = 64, 128, 512, 1e-6
@@ -69,7 +70,7 @@ def attend_cases(row_counts: tuple[int, ...]) -> Iterator[Case]:
     """The three sorts of layers, over bfloat16 and FP8 pools; the inverse rotation is part of it."""
     latents = torch.randn(POOL_ROWS, WIDE, device=DEVICE).bfloat16()
     latents[0] = 0
-    for pool in (latents, oracle_attention.pack_rows(latents, V4_ROW)):
+    for pool in (latents, pack_rows(latents, V4_ROW)):
         for rows in row_counts:
             yield attend_case(pool, rows, "window", 0, None)
             yield attend_case(pool, rows, "c4", TOP, None)
@@ -166,8 +167,8 @@ def store_cases(rows: int, by: Tensor, weight: Tensor) -> Iterator[Case]:
         norm_rope_store(xs[0], weight, by, pool, places, EPS, faults, False)
         out, right = pool[places], wanted
         if pool is coded:
-            out = oracle_attention.unpack_rows(out, V4_ROW)
-            right = oracle_attention.unpack_rows(oracle_attention.pack_rows(wanted, V4_ROW), V4_ROW)
+            out = unpack_rows(out, V4_ROW)
+            right = unpack_rows(pack_rows(wanted, V4_ROW), V4_ROW)
         calls = [
             lambda x=x, p=pool: norm_rope_store(x, weight, by, p, places, EPS, faults, False) for x in xs
         ]

@@ -14,17 +14,18 @@ from torch import Tensor
 from bench.kernel_cases import BF16, Case, copies, distance
 from engine.kernels.triton import oracle_compress as oracle
 from engine.kernels.triton.compress_c4 import close_c4
-from engine.kernels.triton.compress_c128 import ClosingC128, close_c128
+from engine.kernels.triton.compress_c128 import close_c128
 from engine.kernels.triton.compress_commit import Committed, commit_c4, commit_c128
 from engine.kernels.triton.compress_entry import IndexPool
 from engine.kernels.triton.entry_rows import entry_rows
 from engine.kernels.triton.faults import check_faults, no_faults
 from engine.kernels.triton.index_queries import code_queries, round_queries
 from engine.kernels.triton.index_scores import index_scores
-from engine.kernels.triton.latent_rows import V4_ROW
 from engine.kernels.triton.select_entries import select_in_order
+from engine.model.keys import Keys
 from engine.model.ops import TorchOps
-from engine.model.step import C4Entries, Keys
+from engine.model.row_layout import V4_ROW
+from engine.model.step import C4Entries, C128Entries
 
 DEVICE = "cuda"
 WIDE, KEY, ROTARY, HEADS = 512, 128, 64, 64
@@ -90,7 +91,9 @@ def c128_case(rows: int, states: Tensor, norm: Tensor, pool: Tensor, faults: Ten
     count, taken = max(1, rows // 128), min(128, rows) if rows >= 128 else 1
     column = torch.arange(count, device=DEVICE)
     fresh, counts = torch.full((count,), taken == 128, device=DEVICE), torch.full_like(column, taken)
-    entries = ClosingC128(ints(count, SLOTS), fresh, column * taken, counts, ints(count, POOL_ROWS))
+    entries = C128Entries(
+        ints(count, SLOTS), fresh, column * taken, counts, ints(count, POOL_ROWS), column * 128, taken
+    )
     turns, size = (
         turns_of(count),
         count * (taken * 2 * WIDE * 4 + (0 if taken == 128 else 12 * WIDE) + 2 * WIDE),

@@ -11,12 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from engine.model.latent_rows import unpack_rows
 from engine.model.ops import TorchOps
+from engine.model.row_layout import layout_of
 
 PURE = (
     "linear", "project", "group_linear", "rms_norm", "mhc_pre", "mhc_post", "collapse", "head_rows",
-    "attend_back", "index_scores", "experts", "expert_rows", "join_choices", "shared_expert", "pack",
-    "unpack",
+    "attend_back", "index_queries", "index_scores", "select_rows", "experts", "expert_rows", "join_choices",
+    "shared_expert", "pack", "unpack",
 )  # fmt: skip
 WRITING = {
     "linear_to": 3,
@@ -28,6 +30,8 @@ WRITING = {
     "commit_c128": 0,
 }
 """Place of the argument that an operation writes."""
+INTO_INPUT = ("index_queries",)
+"""They may write their first argument."""
 SINK_ROWS = {"commit_c4": 8, "commit_c128": 1}
 """Rows of slot 0."""
 SELECTING = ("select", "select_in_order")
@@ -44,7 +48,7 @@ class ComparedOps(TorchOps):
 
     def __init__(self, own: TorchOps, right: TorchOps) -> None:
         self.own, self.right = own, right
-        self.keeps, self.dense_entries = own.keeps, own.dense_entries
+        self.keeps, self.dense_entries, self.ranged = own.keeps, own.dense_entries, own.ranged
         self.worst: dict[str, float] = {}
         self.calls: dict[str, int] = {}
         for name in PURE:
@@ -74,7 +78,9 @@ class ComparedOps(TorchOps):
 
     def _pure(self, name: str) -> Callable[..., Any]:
         def call(*args: Any) -> Any:
-            own, right = (getattr(ops, name)(*args) for ops in (self.own, self.right))
+            # Queries are turned in place.
+            mine = [a.clone() if isinstance(a, Tensor) else a for a in args] if name in INTO_INPUT else args
+            own, right = getattr(self.own, name)(*mine), getattr(self.right, name)(*args)
             pairs = zip(own, right, strict=True) if isinstance(right, tuple) else [(own, right)]
             for pair in pairs:
                 self._note(name, *pair)
@@ -100,8 +106,11 @@ class ComparedOps(TorchOps):
                 # Slot 0 is the sink: anything may stand there.
                 beside = SINK_ROWS[name]
                 copies, targets = (copies[0][:, beside:],), (target[:, beside:],)
+            wide = _channels(name, args)
+            if rows is not None:
+                copies, targets = (_numbers(some, rows, wide) for some in (copies, targets))
             for copy, tensor in zip(copies, targets, strict=True):
-                self._note(name, *((copy, tensor) if rows is None else (copy[rows], tensor[rows])))
+                self._note(name, copy, tensor)
 
         return call
 
@@ -120,3 +129,26 @@ class ComparedOps(TorchOps):
         apart = float((own - right).norm() / right.norm().clamp_min(1e-30)) if right.numel() else 0.0
         self.worst[name] = max(self.worst.get(name, 0.0), apart)
         self.calls[name] = self.calls.get(name, 0) + 1
+
+
+def _channels(name: str, args: tuple[Any, ...]) -> int:
+    """Of the latents that an operation writes; 0 where it writes none."""
+    if name == "keep_latent":
+        return args[0].shape[1]
+    if not name.startswith("close"):
+        return 0
+    norm = args[4]
+    return (norm[0] if isinstance(norm, tuple) else norm).shape[0]
+
+
+def _numbers(pools: tuple[Tensor, ...], rows: Tensor, wide: int) -> tuple[Tensor, ...]:
+    """Rows of pools as numbers: latents of so many channels, and index keys with their scales, if any."""
+    own = [
+        pool.view(torch.uint8)[rows].view(pool.dtype) if pool.element_size() == 1 else pool[rows]
+        for pool in pools
+    ]
+    if wide and own[0].dtype == torch.uint8:
+        own[0] = unpack_rows(own[0], layout_of(wide, own[0].shape[1]))
+    if len(own) == 3:
+        return own[0], own[1].float() * own[2].unsqueeze(1)
+    return tuple(own)

@@ -9,7 +9,7 @@ from pathlib import Path
 from engine.config import Settings
 from engine.errors import ConfigError
 from engine.memory.pages import ASIDE, pages_for
-from engine.model.config import ModelConfig, pools
+from engine.model.config import KVFormat, ModelConfig, pools
 
 _LEVERS = (
     "lower --max-running-requests, --max-total-tokens or --chunked-prefill-size, "
@@ -29,7 +29,12 @@ class CacheSizes:
 
 
 def cache_sizes(
-    config: ModelConfig, settings: Settings, value_bytes: int, free_bytes: int, draft_bytes: int = 0
+    config: ModelConfig,
+    settings: Settings,
+    value_bytes: int,
+    free_bytes: int,
+    draft_bytes: int = 0,
+    kv: KVFormat = "model",
 ) -> CacheSizes:
     """Sizes that fit into the settings' share of `free_bytes`, weights being loaded already.
 
@@ -37,13 +42,14 @@ def cache_sizes(
     The window pages follow --swa-full-tokens-ratio, but are at least what every running request needs to
     decode and one of them to prefill, and at most what they can hold.
 
-    value_bytes  of a cached value that isn't kept in float32
+    value_bytes  of a value of the model's type
     draft_bytes  that drafting keeps for a slot
+    kv           what pools hold
     raises       ConfigError with the figures where even the least doesn't fit
     """
     context = settings.context_length or config.max_position_embeddings
     running = settings.max_running_requests
-    unit = {space: bytes_of(config, space, value_bytes) for space in ("slot", "full", "window")}
+    unit = {space: bytes_of(config, space, value_bytes, kv) for space in ("slot", "full", "window")}
     unit["slot"] += draft_bytes
     chunk_pages = pages_for(config.sliding_window + settings.chunked_prefill_size) + 1
     decode_pages = pages_for(config.sliding_window) + 1
@@ -69,13 +75,9 @@ def cache_sizes(
     return CacheSizes(slots, 1 + full + ASIDE, 1 + window_for(full) + ASIDE, context, total)
 
 
-def bytes_of(config: ModelConfig, space: str, value_bytes: int) -> int:
+def bytes_of(config: ModelConfig, space: str, value_bytes: int, kv: KVFormat = "model") -> int:
     """Bytes of one slot, full page or window page over all layers."""
-    return sum(
-        spec.page_rows * spec.row_width * len(spec.layers) * (4 if spec.fp32 else value_bytes)
-        for spec in pools(config)
-        if spec.space == space
-    )
+    return sum(spec.unit_bytes(value_bytes) for spec in pools(config, kv) if spec.space == space)
 
 
 def free_host_bytes() -> int:

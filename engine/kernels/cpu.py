@@ -17,9 +17,9 @@ from torch import Tensor
 from engine.errors import ShapeMismatch
 from engine.model.expert_weights import MoeWeights
 from engine.model.invariant import in_order
+from engine.model.keys import AnyKeys, Keys, dense
 from engine.model.ops import TorchOps
 from engine.model.quantised import Weight, plain
-from engine.model.step import Keys
 from engine.model.weights import HeadWeights, MhcWeights
 from engine.native import level, load
 
@@ -155,10 +155,14 @@ class CpuOps(TorchOps):
     def _keys(self, keys: Keys | None) -> tuple[int, int, int, int]:
         if keys is None:
             return 0, 0, 0, 0
+        if keys.pool.dtype != torch.float32:
+            raise ShapeMismatch(f"a pool of {keys.pool.dtype}; the kernels read float32")
         return keys.pool.data_ptr(), keys.rows.data_ptr(), keys.bias.data_ptr(), keys.rows.shape[-1]
 
-    def attend(self, q: Tensor, window: Keys, compressed: Keys | None, sink: Tensor) -> Tensor:
+    def attend(self, q: Tensor, window: AnyKeys, compressed: AnyKeys | None, sink: Tensor) -> Tensor:
         blocks, width, heads, wide = q.shape
+        window = dense(window, blocks, width)
+        compressed = None if compressed is None else dense(compressed, blocks, width)
         if wide % PANEL:
             raise ShapeMismatch(f"heads of {wide} channels; the kernel takes a multiple of {PANEL}")
         out, scale = torch.zeros_like(q), wide**-0.5
@@ -173,8 +177,9 @@ class CpuOps(TorchOps):
         )
         return out
 
-    def index_scores(self, q: Tensor, head_weights: Tensor, keys: Keys) -> Tensor:
+    def index_scores(self, q: Tensor, head_weights: Tensor, keys: AnyKeys) -> Tensor:
         blocks, width, heads, wide = q.shape
+        keys = dense(keys, blocks, width)
         q, head_weights = q.contiguous(), head_weights.contiguous()
         out = torch.empty(blocks, width, keys.rows.shape[1])
         addresses = [t.data_ptr() for t in (out, q, head_weights)]

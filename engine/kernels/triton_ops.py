@@ -15,13 +15,15 @@ from engine.errors import ConfigError
 from engine.kernels.triton.attend import attend
 from engine.kernels.triton.combine import join
 from engine.kernels.triton.compress_c4 import close_c4
-from engine.kernels.triton.compress_c128 import ClosingC128, close_c128
+from engine.kernels.triton.compress_c128 import close_c128
 from engine.kernels.triton.compress_commit import Committed, commit_c4, commit_c128
 from engine.kernels.triton.compress_entry import IndexPool
+from engine.kernels.triton.entry_rows import entry_rows
 from engine.kernels.triton.experts import choice_rows, run_experts
 from engine.kernels.triton.faults import check_faults, no_faults
 from engine.kernels.triton.formats import INTERPRETED
 from engine.kernels.triton.head import collapse
+from engine.kernels.triton.index_queries import code_queries, round_queries
 from engine.kernels.triton.index_scores import index_scores
 from engine.kernels.triton.linear import linear_bf16, linear_coded, linear_fp8
 from engine.kernels.triton.mhc import mhc_post, mhc_pre
@@ -30,13 +32,14 @@ from engine.kernels.triton.pack import pack, unpack
 from engine.kernels.triton.quantise import swiglu
 from engine.kernels.triton.rope import q_norm_rope, rotate
 from engine.kernels.triton.routing import route
-from engine.kernels.triton.select_entries import select_in_order
+from engine.kernels.triton.select_entries import select_in_order, select_rows
 from engine.kernels.triton.store import norm_rope_store
 from engine.model.expert_weights import MoeWeights
+from engine.model.keys import AnyKeys, Keys, counts
 from engine.model.ops import TorchOps
 from engine.model.quantised import Fp4Experts, Fp8Weight, Weight
 from engine.model.rounding import Rounding
-from engine.model.step import C4Entries, C128Entries, CommitRows, Keys
+from engine.model.step import C4Entries, C128Entries, CommitRows
 from engine.model.weights import HeadWeights, MhcWeights
 
 
@@ -52,6 +55,7 @@ class TritonOps(TorchOps):
     keeps = True
     # Keys are read where they lie: masked ones would only cost.
     dense_entries = 0
+    ranged = True
 
     def __init__(self, device: torch.device) -> None:
         self.faults = no_faults(device)
@@ -106,22 +110,23 @@ class TritonOps(TorchOps):
         """As TorchOps.keep_latent."""
         norm_rope_store(x, weight, turns, pool, places, eps, self.faults, rounding.simulated)
 
-    def attend(self, q: Tensor, window: Keys, compressed: Keys | None, sink: Tensor) -> Tensor:
-        """As TorchOps.attend; a row of 0 is no key."""
+    def attend(self, q: Tensor, window: AnyKeys, compressed: AnyKeys | None, sink: Tensor) -> Tensor:
+        """As TorchOps.attend; a row of 0 or -1 is no key."""
         return attend(q, window, compressed, sink, self.faults)
 
     def attend_back(
-        self, q: Tensor, window: Keys, compressed: Keys | None, sink: Tensor, turns: Tensor
+        self, q: Tensor, window: AnyKeys, compressed: AnyKeys | None, sink: Tensor, turns: Tensor
     ) -> Tensor:
         """As TorchOps.attend_back, in one kernel."""
         return attend(q, window, compressed, sink, self.faults, turns)
 
     def close_c4(
         self, ring: Tensor, pending: Tensor, entries: C4Entries, turns: Tensor, norms: tuple[Tensor, Tensor],
-        eps: float, pools: tuple[Tensor, Tensor], rounding: Rounding,
+        eps: float, pools: tuple[Tensor, ...], rounding: Rounding,
     ) -> None:  # fmt: skip
         """As TorchOps.close_c4."""
-        keys = IndexPool(pools[1], rounded=rounding.simulated)
+        scales = pools[2] if len(pools) > 2 else None
+        keys = IndexPool(pools[1], scales is None and _to_fp4(rounding), scales)
         close_c4(ring, pending, entries, turns, *norms, eps, pools[0], keys, self.faults, rounding.simulated)
 
     def close_c128(
@@ -129,9 +134,7 @@ class TritonOps(TorchOps):
         pool: Tensor, rounding: Rounding,
     ) -> None:  # fmt: skip
         """As TorchOps.close_c128."""
-        firsts, counts = entries.rows[:, 0].contiguous(), entries.valid.sum(1)
-        closing = ClosingC128(entries.slots, entries.fresh, firsts, counts, entries.out_rows)
-        close_c128(states, pending, closing, turns, norm, eps, pool, self.faults, rounding.simulated)
+        close_c128(states, pending, entries, turns, norm, eps, pool, self.faults, rounding.simulated)
 
     def commit_c4(self, ring: Tensor, raw: Tensor, rows: CommitRows, lens: Tensor) -> None:
         """As TorchOps.commit_c4."""
@@ -141,9 +144,31 @@ class TritonOps(TorchOps):
         """As TorchOps.commit_c128."""
         commit_c128(states, raw, _committed(rows, lens), self.faults)
 
-    def index_scores(self, q: Tensor, head_weights: Tensor, keys: Keys) -> Tensor:
-        """As TorchOps.index_scores; a row of 0 is no key."""
-        return index_scores(q, head_weights, keys.pool, None, keys.rows, keys.bias, self.faults)
+    def index_queries(
+        self, q: Tensor, turns: Tensor, weights: Tensor, rounding: Rounding, coded: bool
+    ) -> tuple[Tensor, Tensor]:
+        """As TorchOps.index_queries, in one kernel; of coded queries the weights take the scales."""
+        if coded:
+            return code_queries(q, turns, weights)
+        if _to_fp4(rounding):
+            return round_queries(q, turns), weights
+        rotate(q, turns)
+        return q, weights
+
+    def index_scores(self, q: Tensor, head_weights: Tensor, keys: AnyKeys) -> Tensor:
+        """As TorchOps.index_scores; a row of 0 or -1 is no key."""
+        seen = keys.bias if isinstance(keys, Keys) else counts(keys, q)
+        return index_scores(q, head_weights, keys.pool, keys.scales, keys.rows, seen, self.faults)
+
+    def select_rows(self, scores: Tensor, rows: Tensor, count: int) -> Tensor:
+        """As TorchOps.select_rows."""
+        return select_rows(scores, rows, count)
+
+    def entry_rows(
+        self, pages: Tensor, visible: Tensor, entries: int, page_rows: int, pool_pages: int
+    ) -> Tensor:
+        """As TorchOps.entry_rows; what is seen of a page that isn't mapped is a fault."""
+        return entry_rows(pages, visible, entries, page_rows, pool_pages, self.faults)
 
     def select(self, scores: Tensor, count: int) -> Tensor:
         """As TorchOps.select_in_order."""
@@ -206,6 +231,13 @@ class TritonOps(TorchOps):
         if not isinstance(moe.shared_w2, Fp8Weight):
             return super().shared_expert(x, moe, limit)
         return linear_coded(*swiglu(self.linear(x, moe.shared_w13), limit), moe.shared_w2)
+
+
+def _to_fp4(rounding: Rounding) -> bool:
+    """Whether index queries and keys of a pool of values are rounded. raises ConfigError where not to FP4"""
+    if rounding.mode == "fp8":
+        raise ConfigError("the kernels keep FP8 index keys as codes: give FP8 pools, not simulated rounding")
+    return rounding.simulated
 
 
 def _committed(rows: CommitRows, lens: Tensor) -> Committed:

@@ -4,6 +4,8 @@ A logical page is 256 tokens. A *full page* id addresses 64 c4, 64 index and 2 c
 has them; a *window page* id addresses 256 raw latents of every layer. The two id spaces are apart, because
 window pages are freed as soon as they are out of every later query's reach. Page 0 and slot 0 are sinks:
 padding writes there (row 1 and up); row 0 of page 0 is never written, so that an absent key reads as zero.
+Rows are values of the model's type, or codes with their scales: whoever copies, shares or sends rows needn't
+know.
 
 Committed state of a slot is: its length, every pool row below that length, its c4 ring (raw rows of the last
 eight positions) and its online c128 state. A forward writes pool rows at and past the committed length only;
@@ -18,7 +20,7 @@ import torch
 from torch import Tensor
 
 from engine.errors import ConfigError, PageAccounting
-from engine.model.config import C4, PAGE_TOKENS, ModelConfig, PoolSpec, pools
+from engine.model.config import C4, PAGE_TOKENS, KVFormat, ModelConfig, PoolSpec, pools
 from engine.model.step import LayerCache
 
 Int32 = npt.NDArray[np.int32]
@@ -30,6 +32,7 @@ class KVState:
     slots          request slots, sink included
     full_pages     full pages, sink included
     window_pages   window pages, sink included
+    kv             what pools hold: values of `dtype`, or FP8 rows and keys
     """
 
     def __init__(
@@ -40,16 +43,17 @@ class KVState:
         window_pages: int,
         device: str | torch.device,
         dtype: torch.dtype,
+        kv: KVFormat = "model",
     ) -> None:
         if min(slots, full_pages, window_pages) < 2:
             raise ConfigError(
                 f"{slots} slots, {full_pages} full and {window_pages} window pages: 2 of each is least"
             )
         self.config = config
-        self.device, self.dtype = torch.device(device), dtype
+        self.device, self.dtype, self.kv = torch.device(device), dtype, kv
         self.slots, self.full_pages, self.window_pages = slots, full_pages, window_pages
         units = {"full": full_pages, "window": window_pages, "slot": slots}
-        self.specs = {spec.name: spec for spec in pools(config)}
+        self.specs = {spec.name: spec for spec in pools(config, kv)}
         self._pools = {name: self._allocate(spec, units[spec.space]) for name, spec in self.specs.items()}
         self.relay = torch.zeros(slots, dtype=torch.int64, device=self.device)
         self.lengths = torch.zeros(slots, dtype=torch.int64, device=self.device)
@@ -62,7 +66,8 @@ class KVState:
     def _allocate(self, spec: PoolSpec, units: int) -> Tensor:
         """[layers, units * rows, width], zeroed: stale values must at least be numbers."""
         shape = (len(spec.layers), units * spec.page_rows, spec.row_width)
-        return torch.zeros(shape, dtype=torch.float32 if spec.fp32 else self.dtype, device=self.device)
+        dtype = getattr(torch, spec.dtype) if spec.dtype else self.dtype
+        return torch.zeros(shape, dtype=dtype, device=self.device)
 
     def pool(self, name: str) -> Tensor:
         """Pool `name` of `pools(config)`: [layers, pages or slots * rows, width]."""
@@ -74,19 +79,18 @@ class KVState:
 
     def _layer_cache(self, layer: int) -> LayerCache:
         def view(name: str) -> Tensor | None:
-            owners = self.specs[name].layers
+            owners = self.specs[name].layers if name in self.specs else ()
             return self._pools[name][owners.index(layer)] if layer in owners else None
 
-        window, state = view("window"), view("c128_state")
+        window, state, scales = view("window"), view("c128_state"), view("index_scales")
         assert window is not None
         state = None if state is None else state.view(self.slots, 3, -1)
-        return LayerCache(window, view("c4"), view("index"), view("c128"), view("c4_ring"), state)
+        scales = None if scales is None else scales.flatten()
+        return LayerCache(window, view("c4"), view("index"), view("c128"), view("c4_ring"), state, scales)
 
-    def bytes_of(self, space: str) -> int:
-        """Bytes of one unit of `space`: a full page, a window page or a slot, over all layers."""
-        units = {"full": self.full_pages, "window": self.window_pages, "slot": self.slots}[space]
-        mine = (self._pools[name] for name, spec in self.specs.items() if spec.space == space)
-        return sum(pool.numel() * pool.element_size() for pool in mine) // units
+    def bytes_by_pool(self) -> dict[str, int]:
+        """Bytes that each pool takes."""
+        return {name: pool.numel() * pool.element_size() for name, pool in self._pools.items()}
 
     def bind(self, slot: int, generation: int) -> None:
         """Gives `slot` to a new request: length 0, no pages. Plans never read a former request's state."""

@@ -9,10 +9,14 @@ from torch import Tensor
 
 from engine.model.compressor import close_c4, close_c128, pend
 from engine.model.config import C4, C128, ModelConfig
+from engine.model.keys import AnyKeys, Keys, SeenKeys, keys_of
 from engine.model.ops import TorchOps
 from engine.model.rounding import Rounding
-from engine.model.step import Keys, LayerCache, QueryBlocks, StepRows, Turns
+from engine.model.step import LayerCache, QueryBlocks, StepRows, Turns
 from engine.model.weights import AttentionWeights, IndexerWeights
+
+SCORES = 1 << 26
+"""Scores of entries that are held at once: 256 MiB of float32."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +69,7 @@ def _attend_blocks(
         if block.rows is not None:
             chosen, turns = q.index_select(0, block.rows), back.index_select(0, block.rows)
         chosen = chosen.view(-1, block.width, *q.shape[1:])
-        window = Keys(step.cache.window, block.window_rows, block.window_bias)
+        window = keys_of(step.cache.window, block.window_rows, block.window_seen)
         compressed = _compressed_keys(x, lora, weights, block, step)
         out = step.ops.attend_back(chosen, window, compressed, weights.sink, turns)
         outs.append(out.flatten(0, 1))
@@ -75,21 +79,27 @@ def _attend_blocks(
 
 def _compressed_keys(
     x: Tensor, lora: Tensor, weights: AttentionWeights, block: QueryBlocks, step: LayerStep
-) -> Keys | None:
+) -> AnyKeys | None:
     """The compressed entries that a block's queries see; None where there are none yet."""
     cache = step.cache
     if step.ratio == C128 and block.c128_rows.shape[1]:
         assert cache.c128 is not None
-        return Keys(cache.c128, block.c128_rows, block.c128_bias)
+        return keys_of(cache.c128, block.c128_rows, block.c128_seen)
     if step.ratio != C4 or not block.c4_rows.shape[1]:
         return None
     assert cache.c4 is not None
-    every = Keys(cache.c4, block.c4_rows, block.c4_bias)
+    assert cache.index is not None
+    every = keys_of(cache.c4, block.c4_rows, block.c4_seen)
     topk, entries = step.config.index_topk, block.c4_rows.shape[1]
     if entries <= topk:
         return every
     assert weights.indexer is not None
-    scores = _index_scores(x, lora, weights.indexer, block, step)
+    q, head_weights = _index_queries(x, lora, weights.indexer, block, step)
+    index = keys_of(cache.index, block.c4_rows, block.c4_seen, cache.index_scales)
+    if isinstance(index, SeenKeys):
+        return SeenKeys(cache.c4, _selected_rows(q, head_weights, index, step), None)
+    assert isinstance(every, Keys)
+    scores = step.ops.index_scores(q, head_weights, index)
     chosen = step.ops.select_in_order(scores, topk) if step.in_order else step.ops.select(scores, topk)
     if block.width > 1 and entries <= step.ops.dense_entries * topk:
         bias = torch.full_like(every.bias, -torch.inf).scatter_(-1, chosen, 0.0)
@@ -98,17 +108,29 @@ def _compressed_keys(
     return Keys(cache.c4, rows.flatten(0, 1), every.bias.gather(-1, chosen))
 
 
-def _index_scores(
+def _selected_rows(q: Tensor, head_weights: Tensor, index: SeenKeys, step: LayerStep) -> Tensor:
+    """Pool rows of each query's chosen entries, int32 [blocks W, topk]."""
+    blocks, width, entries = *q.shape[:2], index.rows.shape[1]
+    at_once = max(1, SCORES // (width * entries))
+    assert index.seen is not None
+    seen, chosen = index.seen.view(blocks, -1), []
+    for first in range(0, blocks, at_once):
+        some = slice(first, first + at_once)
+        own = SeenKeys(index.pool, index.rows[some], seen[some].view(-1, 2), index.scales)
+        scores = step.ops.index_scores(q[some], head_weights[some], own)
+        chosen.append(step.ops.select_rows(scores, own.rows, step.config.index_topk))
+    return (chosen[0] if len(chosen) == 1 else torch.cat(chosen)).flatten(0, 1)
+
+
+def _index_queries(
     x: Tensor, lora: Tensor, weights: IndexerWeights, block: QueryBlocks, step: LayerStep
-) -> Tensor:
-    """Indexer scores of a block's queries for every entry they may see, [blocks, W, N] float32."""
+) -> tuple[Tensor, Tensor]:
+    """The indexer's queries [blocks, W, heads, Di] of a block, and its heads' weights [blocks, W, heads]."""
     config, ops, rows = step.config, step.ops, block.rows
     if rows is not None:
         x, lora = x.index_select(0, rows), lora.index_select(0, rows)
     turns = step.turns.compressed if rows is None else step.turns.compressed.index_select(0, rows)
     q = ops.linear(lora, weights.wq_b).view(-1, config.index_n_heads, config.index_head_dim)
-    ops.rotate(q, turns)
-    q = step.rounding.index(q).view(-1, block.width, *q.shape[1:])
-    head_weights = ops.project(x, weights.head_weights).view(-1, block.width, config.index_n_heads)
-    assert step.cache.index is not None
-    return ops.index_scores(q, head_weights, Keys(step.cache.index, block.c4_rows, block.c4_bias))
+    head_weights, coded = ops.project(x, weights.head_weights), step.cache.index_scales is not None
+    q, head_weights = ops.index_queries(q, turns, head_weights, step.rounding, coded)
+    return q.view(-1, block.width, *q.shape[1:]), head_weights.view(-1, block.width, config.index_n_heads)

@@ -1,4 +1,4 @@
-"""The arithmetic of attention in plain torch: heads, caches, compressed entries, the indexer.
+"""The arithmetic of attention in plain torch: heads, caches, compressed entries.
 
 Arithmetic is float32 inside; results have the type of the first argument unless a line says otherwise.
 """
@@ -11,21 +11,25 @@ from torch import Tensor
 
 from engine.model.compressor import started
 from engine.model.config import C4, C128
+from engine.model.keys import AnyKeys, dense
+from engine.model.latent_rows import read_latents, write_keys, write_latents
 from engine.model.rounding import Rounding
-from engine.model.step import C4Entries, C128Entries, CommitRows, Keys
-
-# Scores of one call of index_scores before they are summed over heads: 256 MiB of float32.
-SCORE_ELEMENTS = 1 << 26
+from engine.model.step import C4Entries, C128Entries, CommitRows
 
 
 class AttentionOps:
     """The part of `TorchOps` that attention alone uses, and the norm.
 
+    Pools of latents hold values, or FP8 rows (uint8), which round whatever is written to them.
+
     dense_entries  a block's queries look at all entries, most of them masked, up to this many times as many
                    as are selected; beyond it each query's selected ones are looked up
+    ranged         plans tell what a query sees by ranges of its row list instead of a bias, and selected
+                   entries by their pool rows; windows that close are planned as one list
     """
 
     dense_entries = 8
+    ranged = False
 
     def check(self) -> None:
         """Waits for the device. raises PageAccounting where a kernel has met indices outside by now"""
@@ -59,9 +63,9 @@ class AttentionOps:
         """Writes latents x [T, D], normalised, rotated and rounded, to rows `places` [T] int64 of a pool."""
         latent = self.rms_norm(x, weight, eps)
         self.rotate(latent.unsqueeze(1), turns)
-        pool.index_copy_(0, places, rounding.latent(latent))
+        write_latents(pool, places, latent, rounding)
 
-    def attend(self, q: Tensor, window: Keys, compressed: Keys | None, sink: Tensor) -> Tensor:
+    def attend(self, q: Tensor, window: AnyKeys, compressed: AnyKeys | None, sink: Tensor) -> Tensor:
         """One softmax over window keys, compressed keys and the sink; values are the keys.
 
         q        [blocks, W, heads, D]
@@ -69,8 +73,11 @@ class AttentionOps:
         returns  [blocks, W, heads, D]
         """
         blocks, width, heads, wide = q.shape
-        parts = [window] if compressed is None else [window, compressed]
-        keys = [part.pool.index_select(0, part.rows.flatten()).view(*part.rows.shape, wide) for part in parts]
+        given = [window] if compressed is None else [window, compressed]
+        parts = [dense(part, blocks, width) for part in given]
+        keys = [
+            read_latents(part.pool, part.rows.flatten(), q).view(*part.rows.shape, wide) for part in parts
+        ]
         scores = []
         for part, own in zip(parts, keys, strict=True):
             score = torch.bmm(q.view(own.shape[0], -1, wide), own.transpose(1, 2)).float()
@@ -88,7 +95,7 @@ class AttentionOps:
         return out
 
     def attend_back(
-        self, q: Tensor, window: Keys, compressed: Keys | None, sink: Tensor, turns: Tensor
+        self, q: Tensor, window: AnyKeys, compressed: AnyKeys | None, sink: Tensor, turns: Tensor
     ) -> Tensor:
         """As `attend`, the results turned by `turns` [blocks W, 1, r / 2], back from their positions."""
         out = self.attend(q, window, compressed, sink)
@@ -116,13 +123,14 @@ class AttentionOps:
 
     def close_c4(
         self, ring: Tensor, pending: Tensor, entries: C4Entries, turns: Tensor, norms: tuple[Tensor, Tensor],
-        eps: float, pools: tuple[Tensor, Tensor], rounding: Rounding,
+        eps: float, pools: tuple[Tensor, ...], rounding: Rounding,
     ) -> None:  # fmt: skip
         """Writes the c4 and index entries of windows that close to their pools.
 
         ring     [S 8, 4 (D + Di)] float32, pending [T, 4 (D + Di)] float32
         turns    [E, 1, r / 2] complex64, at the entries' positions
-        norms    [D] and [Di] float32; pools [P, D] and [P, Di]
+        norms    [D] and [Di] float32
+        pools    of latents [P, D or row bytes] and index keys [P, Di]; with keys in FP8 their scales [P] too
         """
         count, wide = entries.out_rows.shape[0], norms[0].shape[0]
         both = wide + norms[1].shape[0]
@@ -130,27 +138,30 @@ class AttentionOps:
         items = source.view(-1, 2 * both).index_select(0, entries.halves.flatten())
         items = items.view(count, 2 * C4, 2 * both)
         pooled = self.pool_windows(items[..., :both], items[..., both:] + entries.bias)
-        main = self.rms_norm(pooled[:, :wide].to(pools[0].dtype), norms[0], eps)
-        index = self.rms_norm(pooled[:, wide:].to(pools[1].dtype), norms[1], eps)
+        main = self.rms_norm(pooled[:, :wide].to(rounding.type_in(pools[0])), norms[0], eps)
+        index = self.rms_norm(pooled[:, wide:].to(rounding.type_in(pools[1])), norms[1], eps)
         self.rotate(main.unsqueeze(1), turns)
         self.rotate(index.unsqueeze(1), turns)
-        pools[0].index_copy_(0, entries.out_rows, rounding.latent(main))
-        pools[1].index_copy_(0, entries.out_rows, rounding.index(index))
+        write_latents(pools[0], entries.out_rows, main, rounding)
+        write_keys(pools[1], pools[2] if len(pools) > 2 else None, entries.out_rows, index, rounding)
 
     def close_c128(
         self, states: Tensor, pending: Tensor, entries: C128Entries, turns: Tensor, norm: Tensor, eps: float,
         pool: Tensor, rounding: Rounding,
     ) -> None:  # fmt: skip
-        """Writes the c128 entries of windows that close to their pool [P, D]; states [S, 3, D] stay.
+        """Writes the c128 entries of windows that close to their pool of latents; states [S, 3, D] stay.
 
         pending  [T, 2 D] float32; turns [E, 1, r / 2] complex64, at the entries' positions
         """
         state = started(states.index_select(0, entries.slots), entries.fresh)
-        rows = pending.index_select(0, entries.rows.flatten()).view(*entries.rows.shape, -1)
-        state = self.fold(state, rows, entries.valid)
-        entry = self.rms_norm((state[:, 2] / state[:, 1]).to(pool.dtype), norm, eps)
+        lane = torch.arange(entries.width, device=pending.device)
+        valid = lane < entries.counts.unsqueeze(1)
+        rows = torch.where(valid, entries.firsts.unsqueeze(1) + lane, 0)
+        items = pending.index_select(0, rows.flatten()).view(*rows.shape, -1)
+        state = self.fold(state, items, valid)
+        entry = self.rms_norm((state[:, 2] / state[:, 1]).to(rounding.type_in(pool)), norm, eps)
         self.rotate(entry.unsqueeze(1), turns)
-        pool.index_copy_(0, entries.out_rows, rounding.latent(entry))
+        write_latents(pool, entries.out_rows, entry, rounding)
 
     def commit_c4(self, ring: Tensor, raw: Tensor, rows: CommitRows, lens: Tensor) -> None:
         """Writes the last (at most eight) committed raw rows of each request at their position mod 8.
@@ -185,36 +196,3 @@ class AttentionOps:
             old = started(states.index_select(1, slots).flatten(0, 1), (window >= starts).repeat(layers))
             new = self.fold(old, items, valid.repeat(layers, 1))
             states.index_copy_(1, slots, new.view(layers, requests, 3, -1))
-
-    def index_scores(self, q: Tensor, head_weights: Tensor, keys: Keys) -> Tensor:
-        """Lightning-indexer scores.
-
-        q             [blocks, W, heads, Di]
-        head_weights  [blocks, W, heads] float32, constants folded in
-        keys          rows and bias of every entry, shared by a block's queries
-        returns       [blocks, W, N] float32, minus infinity where the bias is
-        """
-        blocks, width, heads, wide = q.shape
-        entries = keys.rows.shape[1]
-        step = max(1, SCORE_ELEMENTS // max(1, width * heads * entries))
-        out = torch.empty(blocks, width, entries, dtype=torch.float32, device=q.device)
-        for first in range(0, blocks, step):
-            some = slice(first, first + step)
-            own = keys.pool.index_select(0, keys.rows[some].flatten()).view(-1, entries, wide)
-            dots = torch.bmm(q[some].reshape(-1, width * heads, wide), own.transpose(1, 2)).float().relu_()
-            weights = head_weights[some].reshape(-1, 1, heads)
-            out[some] = torch.bmm(weights, dots.view(-1, heads, entries)).view(-1, width, entries)
-        return out.add_(keys.bias)
-
-    def select(self, scores: Tensor, count: int) -> Tensor:
-        """Indices of the `count` largest of scores [..., N], in any order; [..., count] int64."""
-        return scores.topk(count, dim=-1, sorted=False).indices
-
-    def select_in_order(self, scores: Tensor, count: int) -> Tensor:
-        """As `select`, of equal scores the earlier one, in ascending order; unseen entries go last.
-
-        Seen entries then stand where they would stand without selection, in whatever company.
-        """
-        chosen = scores.sort(dim=-1, descending=True, stable=True).indices[..., :count]
-        unseen = scores.gather(-1, chosen).isneginf()
-        return torch.where(unseen, scores.shape[-1] - 1, chosen).sort(dim=-1).values

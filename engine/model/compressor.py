@@ -37,7 +37,10 @@ def close_c4(weights: CompressorWeights, step: LayerStep) -> None:
     assert cache.index is not None
     assert weights.index_norm is not None
     assert step.turns.c4 is not None
-    norms, pools = (weights.norm, weights.index_norm), (cache.c4, cache.index)
+    norms: tuple[Tensor, Tensor] = (weights.norm, weights.index_norm)
+    pools: tuple[Tensor, ...] = (cache.c4, cache.index)
+    if cache.index_scales is not None:
+        pools = (*pools, cache.index_scales)
     eps = config.rms_norm_eps
     ops.close_c4(cache.c4_ring, step.pending, entries, step.turns.c4, norms, eps, pools, step.rounding)
 

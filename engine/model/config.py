@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from engine.errors import ConfigError
 from engine.model.fields import (
@@ -19,10 +19,16 @@ from engine.model.fields import (
     read_ratios,
     read_yarn,
 )
+from engine.model.row_layout import RowLayout
 from engine.model.transformers_config import deepseek_fields
 
 PAGE_TOKENS = 256
 C4, C128 = 4, 128
+
+KVFormat = Literal["model", "fp8"]
+"""What caches hold: values of the model's type, or FP8 rows of latents and FP8 index keys."""
+
+VALUE_BYTES = {"float32": 4, "uint8": 1, "float8_e4m3fn": 1}
 
 
 @dataclass(frozen=True)
@@ -34,7 +40,7 @@ class PoolSpec:
     page_rows  rows of one 256-token page ("slot": rows of one request slot)
     row_width  values in a row
     layers     backbone layers that own one, ascending
-    fp32       True where rows keep float32 whatever the model's type
+    dtype      torch's name of the values' type, one of VALUE_BYTES; empty: the model's own
     """
 
     name: str
@@ -42,7 +48,12 @@ class PoolSpec:
     page_rows: int
     row_width: int
     layers: tuple[int, ...]
-    fp32: bool = False
+    dtype: str = ""
+
+    def unit_bytes(self, value_bytes: int) -> int:
+        """Bytes of one page or slot over all layers; value_bytes: of a value of the model's type."""
+        value = VALUE_BYTES[self.dtype] if self.dtype else value_bytes
+        return self.page_rows * self.row_width * len(self.layers) * value
 
 
 @dataclass(frozen=True)
@@ -138,19 +149,29 @@ class ModelConfig:
         return tuple(i for i, own in enumerate(self.compress_ratios) if own == ratio)
 
 
-def pools(config: ModelConfig) -> tuple[PoolSpec, ...]:
-    """Every cache of the family, in the order in which pages are written and transferred."""
+def pools(config: ModelConfig, kv: KVFormat = "model") -> tuple[PoolSpec, ...]:
+    """Every cache of the family, in the order in which pages are written and transferred.
+
+    raises  ShapeMismatch where kv is fp8 and heads have no such rows
+    """
     every = tuple(range(config.num_hidden_layers))
     c4, c128 = config.layers_of(C4), config.layers_of(C128)
     wide, index = config.head_dim, config.index_head_dim
-    return (
-        PoolSpec("window", "window", PAGE_TOKENS, wide, every),
-        PoolSpec("c4", "full", PAGE_TOKENS // C4, wide, c4),
-        PoolSpec("index", "full", PAGE_TOKENS // C4, index, c4),
-        PoolSpec("c128", "full", PAGE_TOKENS // C128, wide, c128),
-        PoolSpec("c4_ring", "slot", 2 * C4, 4 * (wide + index), c4, fp32=True),
-        PoolSpec("c128_state", "slot", 3, wide, c128, fp32=True),
-    )
+    row, latent, key = wide, "", ""
+    if kv == "fp8":
+        row = RowLayout(config.nope_dim, config.qk_rope_head_dim).row_bytes
+        latent, key = "uint8", "float8_e4m3fn"
+    specs = [
+        PoolSpec("window", "window", PAGE_TOKENS, row, every, latent),
+        PoolSpec("c4", "full", PAGE_TOKENS // C4, row, c4, latent),
+        PoolSpec("index", "full", PAGE_TOKENS // C4, index, c4, key),
+        PoolSpec("c128", "full", PAGE_TOKENS // C128, row, c128, latent),
+        PoolSpec("c4_ring", "slot", 2 * C4, 4 * (wide + index), c4, "float32"),
+        PoolSpec("c128_state", "slot", 3, wide, c128, "float32"),
+    ]
+    if kv == "fp8":
+        specs.insert(3, PoolSpec("index_scales", "full", PAGE_TOKENS // C4, 1, c4, "float32"))
+    return tuple(specs)
 
 
 _PLAIN_FIELDS: dict[str, type] = {

@@ -14,9 +14,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from engine.model.expert_weights import MoeWeights
+from engine.model.keys import AnyKeys, Keys, dense
+from engine.model.latent_rows import read_latents
 from engine.model.ops import TorchOps
 from engine.model.quantised import Weight
-from engine.model.step import Keys
 from engine.model.weights import HeadWeights, MhcWeights
 
 ROW_TILE = 32
@@ -104,13 +105,15 @@ class TileOps(TorchOps):
         plain = super().collapse
         return tiled(lambda rows: plain(rows, head, hc_eps, eps), streams)
 
-    def attend(self, q: Tensor, window: Keys, compressed: Keys | None, sink: Tensor) -> Tensor:
+    def attend(self, q: Tensor, window: AnyKeys, compressed: AnyKeys | None, sink: Tensor) -> Tensor:
         """As TorchOps.attend, blocks of one row; window keys first, then compressed keys in tiles of 64."""
+        window = dense(window, *q.shape[:2])
+        compressed = None if compressed is None else dense(compressed, *q.shape[:2])
 
         def of_rows(rows: Tensor, near: Tensor, near_bias: Tensor, *far: Tensor) -> Tensor:
             parts = [Keys(window.pool, near, near_bias)]
             if compressed is not None:
-                parts += _key_tiles(compressed.pool, *far)
+                parts += _key_tiles(compressed, *far)
             return _attend_tiles(rows, parts, sink)
 
         far = () if compressed is None else (compressed.rows, compressed.bias)
@@ -141,12 +144,12 @@ class TileOps(TorchOps):
 
         return tiled(of_rows, state, rows, valid)
 
-    def index_scores(self, q: Tensor, head_weights: Tensor, keys: Keys) -> Tensor:
+    def index_scores(self, q: Tensor, head_weights: Tensor, keys: AnyKeys) -> Tensor:
         """As TorchOps.index_scores, entries in tiles of 64."""
-        plain = super().index_scores
+        plain, keys = super().index_scores, dense(keys, *q.shape[:2])
 
         def of_rows(own: Tensor, weights: Tensor, rows: Tensor, bias: Tensor) -> Tensor:
-            parts = _key_tiles(keys.pool, rows, bias)
+            parts = _key_tiles(keys, rows, bias)
             return torch.cat([plain(own, weights, part) for part in parts], dim=-1)
 
         scores = tiled(of_rows, q, head_weights, keys.rows, keys.bias)
@@ -192,12 +195,12 @@ class TileOps(TorchOps):
         )
 
 
-def _key_tiles(pool: Tensor, rows: Tensor, bias: Tensor) -> list[Keys]:
+def _key_tiles(keys: Keys, rows: Tensor, bias: Tensor) -> list[Keys]:
     """Keys in tiles of 64 from the first, the last padded with masked ones; rows [n, N], bias [n, 1, N]."""
     padding = -rows.shape[1] % KEY_TILE
     rows, bias = F.pad(rows, (0, padding)), F.pad(bias, (0, padding), value=-torch.inf)
     pairs = zip(torch.split(rows, KEY_TILE, -1), torch.split(bias, KEY_TILE, -1), strict=True)
-    return [Keys(pool, own.contiguous(), own_bias.contiguous()) for own, own_bias in pairs]
+    return [Keys(keys.pool, own.contiguous(), own_bias.contiguous(), keys.scales) for own, own_bias in pairs]
 
 
 def _attend_tiles(q: Tensor, parts: list[Keys], sink: Tensor) -> Tensor:
@@ -207,7 +210,7 @@ def _attend_tiles(q: Tensor, parts: list[Keys], sink: Tensor) -> Tensor:
     top = sink.view(1, heads, 1).expand(n, heads, 1).contiguous()
     total, out = torch.ones_like(top), torch.zeros_like(q, dtype=torch.float32)
     for part in parts:
-        keys = part.pool.index_select(0, part.rows.flatten()).view(n, -1, wide)
+        keys = read_latents(part.pool, part.rows.flatten(), q).view(n, -1, wide)
         scores = torch.bmm(q, keys.transpose(1, 2)).float() + part.bias
         higher = torch.maximum(top, scores.amax(-1, keepdim=True))
         kept, weights = torch.exp(top - higher), torch.exp(scores - higher)

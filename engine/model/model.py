@@ -77,7 +77,7 @@ class DeepseekV4:
 
     weights        what the loader gives under DeepSeek's names, experts one by one
     deterministic  a row's bits don't depend on its neighbours: each query gathers its own keys, in order
-    kv_rounding    "simulated" rounds what is cached as a quantised cache would
+    kv_rounding    rounds what is cached in the model's type, as `Rounding` says; FP8 pools always round
     ops            the kernel set; None: plain torch
     groups         the ranks that this one acts with; experts are spread over `ep`
     split_head     the head's rows are split over `dp`
@@ -104,7 +104,7 @@ class DeepseekV4:
                 f"deterministic mode needs row-invariant operations, not {type(self.ops).__name__}"
             )
         self.single_rows, self.row_tile = deterministic, self.ops.row_tile
-        self.rounding = Rounding(config, kv_rounding, self.device)
+        self.rounding = Rounding(config, kv_rounding, dtype)
         taker = Taker(weights, self.device, dtype, keeps=self.ops.keeps)
         share = share_of(config, groups, split_head=split_head)
         spread, self.splits_head = groups.ep.size > 1, split_head and groups.dp.size > 1

@@ -11,13 +11,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engine.model.attention_ops import AttentionOps
 from engine.model.expert_weights import MoeWeights
+from engine.model.index_ops import IndexOps
 from engine.model.quantised import Weight, plain
 from engine.model.weights import HeadWeights, MhcWeights
 
 
-class TorchOps(AttentionOps):
+class TorchOps(IndexOps):
     """The reference. Shapes: T rows, H hidden, D head width, hc streams, r rotary channels.
 
     name           what logs and metrics call the set

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Literal
 
 import torch
@@ -10,43 +11,78 @@ from torch import Tensor
 from engine.errors import ConfigError
 from engine.model.config import ModelConfig
 
-KVRounding = Literal["none", "simulated"]
+KVRounding = Literal["none", "simulated", "fp8"]
 
 _E2M1_STEPS = (0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0)
 _E2M1_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 
 class Rounding:
-    """mode "none" returns values as they are; "simulated" rounds them and keeps their type.
+    """mode "none" returns values as they are; the others round them and keep their type.
 
-    Latents: channels without rotation in groups of 64 to FP8 E4M3 with a power-of-two scale.
-    Index queries and keys: an orthonormal Hadamard transform, then groups of 32 to FP4 E2M1.
+    simulated  as the released weights were trained with. Latents: channels without rotation in groups of 64
+               to FP8 E4M3 with a power-of-two scale. Index queries and keys: an orthonormal Hadamard
+               transform, then groups of 32 to FP4 E2M1
+    fp8        as FP8 pools give values back, exactly so in float32. Latents: as simulated, and rotated
+               channels to bfloat16. Index queries and keys: the transform, then each to FP8 E4M3 with one
+               float32 scale
+
+    dtype  the model's: what is written to pools of codes is computed in it
     """
 
-    def __init__(self, config: ModelConfig, mode: KVRounding, device: torch.device) -> None:
-        self.simulated, self.nope = mode == "simulated", config.nope_dim
-        if mode not in ("none", "simulated"):
-            raise ConfigError(f"kv_rounding {mode!r}; none and simulated are known")
-        if not self.simulated:
-            return
-        width = config.index_head_dim
-        if self.nope % 64 or width % 32 or width & (width - 1):
-            raise ConfigError(
-                f"rounding needs groups of 64 and 32: {self.nope} channels, index width {width}"
-            )
-        self.hadamard = hadamard(width).to(device)
+    def __init__(self, config: ModelConfig, mode: KVRounding, dtype: torch.dtype) -> None:
+        self.mode, self.nope, self.dtype = mode, config.nope_dim, dtype
+        if mode not in ("none", "simulated", "fp8"):
+            raise ConfigError(f"kv_rounding {mode!r}; none, simulated and fp8 are known")
+        self.simulated = mode != "none"
+        if self.simulated:
+            check_groups(config)
+
+    def type_in(self, pool: Tensor) -> torch.dtype:
+        """The type in which an entry of this pool is computed."""
+        return self.dtype if pool.element_size() == 1 else pool.dtype
 
     def latent(self, x: Tensor) -> Tensor:
         """x [..., D] after rotation; rounded where the mode says so."""
         if not self.simulated:
             return x
-        return torch.cat([fp8_rounded(x[..., : self.nope], 64), x[..., self.nope :]], dim=-1)
+        rest = x[..., self.nope :]
+        rest = rest.bfloat16().to(x.dtype) if self.mode == "fp8" else rest
+        return torch.cat([fp8_rounded(x[..., : self.nope], 64), rest], dim=-1)
 
     def index(self, x: Tensor) -> Tensor:
         """x [..., Di] after rotation; transformed and rounded where the mode says so."""
         if not self.simulated:
             return x
-        return fp4_rounded((x.float() @ self.hadamard).to(x.dtype), 32)
+        if self.mode == "fp8":
+            codes, scales = index_codes(x)
+            return (codes.float() * scales.unsqueeze(-1)).to(x.dtype)
+        return fp4_rounded(transformed(x), 32)
+
+
+def check_groups(config: ModelConfig) -> None:
+    """raises ConfigError where the geometry has no groups of 64 and 32 channels to round"""
+    nope, width = config.nope_dim, config.index_head_dim
+    if nope % 64 or nope <= 0 or width % 32 or width & (width - 1):
+        raise ConfigError(f"rounding needs groups of 64 and 32: {nope} channels, index width {width}")
+
+
+def transformed(x: Tensor) -> Tensor:
+    """The orthonormal Hadamard transform of x [..., Di]; its type."""
+    return (x.float() @ _hadamard_on(x.shape[-1], x.device)).to(x.dtype)
+
+
+def index_codes(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Rotated index queries or keys x [..., Di], transformed: codes float8_e4m3fn, scales float32 [...]."""
+    values = transformed(x).float()
+    scales = values.abs().amax(-1).clamp_min(1e-4) / 448
+    codes = (values / scales.unsqueeze(-1)).clamp(-448, 448).to(torch.float8_e4m3fn)
+    return codes, scales
+
+
+@lru_cache
+def _hadamard_on(width: int, device: torch.device) -> Tensor:
+    return hadamard(width).to(device)
 
 
 def hadamard(width: int) -> Tensor:

@@ -13,39 +13,26 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
-class Keys:
-    """Keys (that are values too) of a class of query blocks.
-
-    pool  [P, D], all rows of one layer's cache
-    rows  [n, K] int64 flat pool rows; n is the number of blocks (keys shared by a block's queries) or of
-          queries
-    bias  [blocks, W, K] float32, 0 where the query sees the key, else minus infinity
-    """
-
-    pool: Tensor
-    rows: Tensor
-    bias: Tensor
-
-
-@dataclass(frozen=True)
 class QueryBlocks:
-    """Query blocks of one width: W consecutive rows of one request that share gathered keys.
+    """Query blocks of one width: W consecutive rows of one request that share keys.
 
-    rows          [blocks * W] int64, rows of the step, 0 for padding; None: all rows, in order
-    width         W
-    window_rows   [blocks, K] int64, and window_bias [blocks, W, K]
-    c4_rows       [blocks, N4] int64 of every entry that a query of the block may see; c4_bias [blocks, W, N4]
-    c128_rows     [blocks, N128] int64; c128_bias [blocks, W, N128]
+    rows         [blocks * W] int64, rows of the step, 0 for padding; None: all rows, in order
+    width        W
+    window_rows  [blocks, K] int64
+    c4_rows      [blocks, N4] of every entry that a query of the block may see; c128_rows [blocks, N128]
+    *_seen       what each query sees of the rows: a bias [blocks, W, K] float32, or where the kernel set is
+                 `ranged` a range of them, [blocks W, 2] int32 (rows of entries are int32 then); see
+                 `engine.model.keys`
     """
 
     rows: Tensor | None
     width: int
     window_rows: Tensor
-    window_bias: Tensor
+    window_seen: Tensor
     c4_rows: Tensor
-    c4_bias: Tensor
+    c4_seen: Tensor
     c128_rows: Tensor
-    c128_bias: Tensor
+    c128_seen: Tensor
 
 
 @dataclass(frozen=True)
@@ -69,20 +56,24 @@ class C4Entries:
 
 @dataclass(frozen=True)
 class C128Entries:
-    """The c128 windows that close in this step and take at most W rows from it.
+    """The c128 windows that close in this step, E of them; int64 [E] but for `fresh`.
 
-    slots      [E] int64, request slots whose running state the windows continue
-    fresh      [E] bool, True where the window began in this step
-    rows       [E, W] int64 step rows, in order; valid [E, W] bool
-    positions  [E] int64; out_rows [E] int64 flat rows of the c128 pool
+    slots      request slots whose running state the windows continue
+    fresh      bool, True where the window began in this step: the slot's state isn't read
+    firsts     the first step row of each
+    counts     how many rows from there, 1 to 128
+    out_rows   flat rows of the c128 pool
+    positions  first token of each window
+    width      no window takes more rows than this
     """
 
     slots: Tensor
     fresh: Tensor
-    rows: Tensor
-    valid: Tensor
-    positions: Tensor
+    firsts: Tensor
+    counts: Tensor
     out_rows: Tensor
+    positions: Tensor
+    width: int
 
 
 @dataclass(frozen=True)
@@ -160,6 +151,7 @@ class LayerCache:
 
     window [Pw, D]; c4 [P4, D]; index [P4, Di]; c128 [P128, D]; c4_ring [S * 8, 4 (D + Di)] float32;
     c128_state [S, 3, D] float32: running maximum, sum of weights, weighted latent
+    FP8: window, c4 and c128 are uint8 [P, row bytes], index float8_e4m3fn with index_scales float32 [P4]
     """
 
     window: Tensor
@@ -168,6 +160,7 @@ class LayerCache:
     c128: Tensor | None
     c4_ring: Tensor | None
     c128_state: Tensor | None
+    index_scales: Tensor | None = None
 
 
 @dataclass(frozen=True)

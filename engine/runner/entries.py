@@ -51,27 +51,21 @@ def plan_c4(state: KVState, columns: RowColumns, to: Upload) -> C4Entries | None
     )
 
 
-def plan_c128(state: KVState, columns: RowColumns, to: Upload) -> tuple[C128Entries, ...]:
-    """Sources of the c128 entries that close, one element a width class."""
+def plan_c128(state: KVState, columns: RowColumns, whole: bool, to: Upload) -> tuple[C128Entries, ...]:
+    """Sources of the c128 entries that close: one element a width class, or `whole` for all of them."""
     request, window = closing(columns, C128)
     if not request.size or not state.specs["c128"].layers:
         return ()
     begin = np.maximum(window * C128, columns.starts[request])
     taken = (window + 1) * C128 - begin
+    slots = columns.slots[request]
     first = columns.first_rows[request] + begin - columns.starts[request]
+    out_rows = entry_rows(state, slots, window, C128)
+    classes = [(np.arange(request.size), int(taken.max()))] if whole else by_width(taken)
     out = []
-    for chosen, width in by_width(taken):
-        step = np.arange(width)
-        valid = step < taken[chosen, None]
-        slots = columns.slots[request[chosen]]
-        out.append(
-            C128Entries(
-                to.int64(slots),
-                to.tensor(taken[chosen] == C128),
-                to.int64(np.where(valid, first[chosen, None] + step, 0)),
-                to.tensor(valid),
-                to.int64(window[chosen] * C128),
-                to.int64(entry_rows(state, slots, window[chosen], C128)),
-            )
-        )
+    for chosen, width in classes:
+        sent = np.stack([column[chosen] for column in (slots, first, taken, out_rows, window * C128)])
+        own, firsts, counts, into, positions = to.int64(sent).unbind(0)
+        fresh = to.tensor(taken[chosen] == C128)
+        out.append(C128Entries(own, fresh, firsts, counts, into, positions, width))
     return tuple(out)

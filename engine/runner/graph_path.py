@@ -30,7 +30,7 @@ class TargetPath:
                 batch doesn't fit: what they will do in step would differ
         """
         if self.graphs is None or not bucket:
-            return plan_batch(self.state, batch, single_rows=self.model.single_rows)
+            return plan_batch(self.state, batch, single_rows=self.model.single_rows, ops=self.model.ops)
         plan = self.graphs.plan(batch)
         if plan is None:
             raise ShapeMismatch(f"ranks agreed on a graph of {bucket} rows, but none fits {batch.load}")

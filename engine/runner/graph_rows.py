@@ -20,14 +20,17 @@ from torch import Tensor
 from engine.errors import ShapeMismatch
 from engine.memory.pools import KVState
 from engine.model.config import C4, C128, PAGE_TOKENS, ModelConfig
+from engine.model.ops import TorchOps
 from engine.model.step import C4Entries, C128Entries, QueryBlocks, StepRows
 from engine.runner.batch import ForwardBatch
-from engine.runner.blocks import window_keys
+from engine.runner.blocks import listed_entries, window_rows
 from engine.runner.columns import Int, RowColumns, Upload, unroll
 from engine.runner.entries import plan_c4, plan_c128
 from engine.runner.plan import SINK_ROW, PlannedStep, plan_commit, written_rows
 
 HOST = Upload(torch.device("cpu"))
+C128_COLUMNS = ("c128_slots", "c128_fresh", "c128_firsts", "c128_counts", "c128_out_rows", "c128_positions")
+"""As C128Entries has them."""
 
 
 class GraphKey(NamedTuple):
@@ -75,7 +78,7 @@ def shapes(key: GraphKey, config: ModelConfig) -> dict[str, tuple[int, ...]]:
 
     Of T rows: token_ids, position, latent_rows, row_slots, request (-1: padding), window [T, 128]
     c4_*     the c4 windows that close, at most one a row
-    c128_*   the c128 windows that close, at most one a request: as C128Entries has them
+    c128_*   the c128 windows that close, at most one a request
     slots    of the requests, 0 for padding; pages [S, M] full pages of each
     """
     rows, slots = (key.tokens,), (key.slots,)
@@ -89,12 +92,7 @@ def shapes(key: GraphKey, config: ModelConfig) -> dict[str, tuple[int, ...]]:
         "c4_halves": (key.tokens, 2 * C4),
         "c4_position": rows,
         "c4_out": rows,
-        "c128_slots": slots,
-        "c128_fresh": slots,
-        "c128_rows": (key.slots, key.width),
-        "c128_valid": (key.slots, key.width),
-        "c128_position": slots,
-        "c128_out": slots,
+        **dict.fromkeys(C128_COLUMNS, slots),
         "slots": slots,
         "pages": (key.slots, key.pages),
     }
@@ -122,10 +120,10 @@ def blank(key: GraphKey, config: ModelConfig) -> tuple[Int, dict[str, Int]]:
     columns["latent_rows"][:] = SINK_ROW
     columns["request"][:] = -1
     columns["c4_out"][:] = SINK_ROW
-    columns["c128_out"][:] = SINK_ROW
+    columns["c128_out_rows"][:] = SINK_ROW
     # One row of an empty state: a mean over none would be no number.
     columns["c128_fresh"][:] = 1
-    columns["c128_valid"][:, 0] = 1
+    columns["c128_counts"][:] = 1
     return packed, columns
 
 
@@ -148,7 +146,7 @@ def pack(state: KVState, batch: ForwardBatch, key: GraphKey) -> GraphPlan:
     out["row_slots"][:] = columns.row_slots
     out["request"][:] = columns.request
     own = (columns.request >= 0)[:, None]
-    out["window"][:] = window_keys(state, columns.row_slots, columns.position[:, None], own)[0]
+    out["window"][:] = window_rows(state, columns.row_slots, columns.position[:, None], own)
     requests, reach = columns.slots.size, min(key.pages, state.full_table.shape[1])
     out["slots"][:requests] = columns.slots
     out["pages"][:requests, :reach] = state.full_table[columns.slots, :reach]
@@ -184,41 +182,41 @@ def _pack_entries(state: KVState, columns: RowColumns, out: dict[str, Int]) -> N
         out["c4_halves"][:closing] = c4.halves.numpy()
         out["c4_position"][:closing] = c4.positions.numpy()
         out["c4_out"][:closing] = c4.out_rows.numpy()
-    first = 0
-    for c128 in plan_c128(state, columns, HOST):
-        some = slice(first, first + len(c128.slots))
-        taken = c128.rows.shape[1]
-        out["c128_slots"][some] = c128.slots.numpy()
-        out["c128_fresh"][some] = c128.fresh.numpy()
-        out["c128_rows"][some, :taken] = c128.rows.numpy()
-        out["c128_valid"][some, :taken] = c128.valid.numpy()
-        out["c128_position"][some] = c128.positions.numpy()
-        out["c128_out"][some] = c128.out_rows.numpy()
-        first = some.stop
+    for c128 in plan_c128(state, columns, True, HOST):
+        for name in C128_COLUMNS:
+            out[name][: len(c128.slots)] = getattr(c128, name.removeprefix("c128_")).numpy()
 
 
-def unfold(columns: dict[str, Tensor], config: ModelConfig, layers: dict[str, bool]) -> StepRows:
+def unfold(columns: dict[str, Tensor], key: GraphKey, state: KVState, ops: TorchOps) -> StepRows:
     """What the layers need, on the device; no host read, shapes by the key alone.
 
     columns  of `views`
-    layers   whether there are any of kind "c4" and "c128"
+    ops      the kernel set that will run
     """
     position, request = columns["position"], columns["request"]
     padding = request < 0
     # Filled in place, here and below: nothing that is captured may bring a number from the host.
     ends = (position + 1).masked_fill_(padding, 0)
     pages = columns["pages"].index_select(0, request.clamp_min(0))
-    window = columns["window"]
     block = QueryBlocks(
-        None, 1, window, _bias(window != 0), *_entries(pages, ends, C4, layers["c4"]),
-        *_entries(pages, ends, C128, layers["c128"]),
+        None, 1, columns["window"], _window_seen(columns["window"], ends, ops.ranged),
+        *_entries(pages, ends, C4, state, ops), *_entries(pages, ends, C128, state, ops),
     )  # fmt: skip
-    rows = len(position)
+    rows, held = len(position), {kind: bool(state.specs[kind].layers) for kind in ("c4", "c128")}
     return StepRows(
         position, columns["latent_rows"], position % C4, position % C128, (block,), None,
-        _c4(columns) if layers["c4"] else None, (_c128(columns),) if layers["c128"] else (), padding,
+        _c4(columns) if held["c4"] else None, (_c128(columns, key.width),) if held["c128"] else (), padding,
         rows, rows,
     )  # fmt: skip
+
+
+def _window_seen(window: Tensor, ends: Tensor, ranged: bool) -> Tensor:
+    """What each row sees of its window rows [T, K]; ends [T] is one past its position, 0 for padding."""
+    reach = window.shape[1]
+    if not ranged:
+        return _bias(window != 0)
+    count = ends.clamp_max(reach)
+    return torch.stack([reach - count, count], dim=1).int()
 
 
 def _bias(seen: Tensor) -> Tensor:
@@ -227,9 +225,12 @@ def _bias(seen: Tensor) -> Tensor:
     return bias.masked_fill_(~seen, -torch.inf).unsqueeze(1)
 
 
-def _entries(pages: Tensor, ends: Tensor, ratio: int, held: bool) -> tuple[Tensor, Tensor]:
-    """Rows [T, N] and bias [T, 1, N] of all entries that a row's request has room for; pages [T, M]."""
-    a_page = PAGE_TOKENS // ratio if held else 0
+def _entries(pages: Tensor, ends: Tensor, ratio: int, state: KVState, ops: TorchOps) -> tuple[Tensor, Tensor]:
+    """Rows [T, N] of all entries that a row's request has room for, and which it sees; pages [T, M]."""
+    a_page = PAGE_TOKENS // ratio if state.specs[f"c{ratio}"].layers else 0
+    if ops.ranged:
+        visible, entries = (ends // ratio).unsqueeze(1), pages.shape[1] * a_page
+        return listed_entries(pages, visible, entries, ratio, state, ops)
     lane = torch.arange(a_page, device=pages.device)
     rows = (pages.unsqueeze(2) * a_page + lane).flatten(1)
     seen = torch.arange(rows.shape[1], device=pages.device) < (ends // ratio).unsqueeze(1)
@@ -245,6 +246,6 @@ def _c4(columns: dict[str, Tensor]) -> C4Entries:
     return C4Entries(ring, columns["c4_halves"], bias, position, columns["c4_out"])
 
 
-def _c128(columns: dict[str, Tensor]) -> C128Entries:
-    slots, rows, position, out = (columns[f"c128_{name}"] for name in ("slots", "rows", "position", "out"))
-    return C128Entries(slots, columns["c128_fresh"] != 0, rows, columns["c128_valid"] != 0, position, out)
+def _c128(columns: dict[str, Tensor], width: int) -> C128Entries:
+    own = {name.removeprefix("c128_"): columns[name] for name in C128_COLUMNS}
+    return C128Entries(**{**own, "fresh": own["fresh"] != 0}, width=width)

@@ -112,7 +112,6 @@ class RecordedStep:
         self.key, self._model, self._state, self._taps = key, model, state, taps
         self._packed = buffers.packed[: length(key, model.config)]
         self._columns = views(self._packed, key, model.config)
-        self._layers = {kind: bool(state.specs[kind].layers) for kind in ("c4", "c128")}
         self._streams, self.pending = buffers.streams(key.tokens), buffers.pending(key.tokens)
         self._rows: StepRows | None = None
         self._graph: torch.cuda.CUDAGraph | None = None
@@ -163,7 +162,7 @@ class RecordedStep:
         columns = self._columns
         relayed = self._state.relay.index_select(0, columns["row_slots"])
         token_ids = torch.where(columns["token_ids"] < 0, relayed, columns["token_ids"])
-        rows = unfold(columns, self._model.config, self._layers)
+        rows = unfold(columns, self.key, self._state, self._model.ops)
         streams = self._model.backbone(token_ids, rows, self._caches, self.pending, self._taps)
         self._streams.copy_(streams)
         # The head needs sizes alone: keys that stayed with each size would be the most of a pool.

@@ -1,6 +1,7 @@
 """Host planning: from a ForwardBatch and the page tables to the tensors that a forward reads.
 
-Everything here is integer arithmetic on numpy columns; nothing reads the device. A plan stays valid while the
+Integer arithmetic on numpy columns, and for kernel sets that are `ranged` a kernel that makes rows of page
+numbers; nothing reads the device. A plan stays valid while the
 step runs; it names pool rows, so page tables may change afterwards.
 """
 
@@ -16,6 +17,7 @@ from engine.memory.pools import KVState
 from engine.messages import RunStep
 from engine.model.config import C4, C128, PAGE_TOKENS
 from engine.model.model import DeepseekV4
+from engine.model.ops import TorchOps
 from engine.model.step import CommitGroup, CommitRows, StepRows
 from engine.runner.batch import ForwardBatch, Int32, build_batch
 from engine.runner.blocks import plan_blocks
@@ -61,11 +63,11 @@ def plan_step(
         step, rank=model.groups.dp.rank, row_tile=model.row_tile, idle_runs=model.needs_every_rank,
         every_logit=every_logit, taps=taps, graph_key="", tbo_boundary=-1, cp_segments=(),
     )  # fmt: skip
-    return plan_batch(state, batch, single_rows=model.single_rows)
+    return plan_batch(state, batch, single_rows=model.single_rows, ops=model.ops)
 
 
-def plan_batch(state: KVState, batch: ForwardBatch, *, single_rows: bool) -> Plan:
-    """The plan of a batch. single_rows: every query is a block of its own."""
+def plan_batch(state: KVState, batch: ForwardBatch, *, single_rows: bool, ops: TorchOps) -> Plan:
+    """The plan of a batch. single_rows: every query is a block of its own; ops: what will run it."""
     columns, to = unroll(batch), Upload(state.device)
     latent_rows = written_rows(state, batch, columns)
     rows = np.zeros((6, latent_rows.size), dtype=np.int64)
@@ -78,7 +80,7 @@ def plan_batch(state: KVState, batch: ForwardBatch, *, single_rows: bool) -> Pla
     if relays:
         rows[5] = columns.row_slots
     token_ids, position, latents, phase4, phase128, row_slots = to.int64(rows).unbind(0)
-    blocks, unblock = plan_blocks(state, columns, single_rows, to)
+    blocks, unblock = plan_blocks(state, columns, single_rows, ops, to)
     padding = columns.request < 0
     return Plan(
         batch=batch,
@@ -90,7 +92,7 @@ def plan_batch(state: KVState, batch: ForwardBatch, *, single_rows: bool) -> Pla
             blocks,
             None if unblock is None else to.int64(unblock),
             plan_c4(state, columns, to),
-            plan_c128(state, columns, to),
+            plan_c128(state, columns, ops.ranged, to),
             to.tensor(padding) if padding.any() else None,
             batch.agreed_rows,
             batch.agreed_logits,

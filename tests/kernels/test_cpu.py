@@ -11,8 +11,8 @@ from torch import Tensor
 
 from engine.kernels.cpu import CpuOps
 from engine.model.expert_weights import ExpertWeights, MoeWeights
+from engine.model.keys import Keys
 from engine.model.ops import TorchOps
-from engine.model.step import Keys
 from engine.model.weights import HeadWeights, MhcWeights
 from engine.native import NEEDS, load, processor_flags
 

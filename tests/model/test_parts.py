@@ -10,10 +10,10 @@ import torch
 from engine.model.compressor import started
 from engine.model.fields import Yarn
 from engine.model.invariant import TileOps
+from engine.model.keys import Keys
 from engine.model.ops import TorchOps
 from engine.model.rope import frequencies, turns
 from engine.model.rounding import fp4_rounded, fp8_rounded, hadamard
-from engine.model.step import Keys
 from engine.model.weights import MhcWeights
 
 OPS = [TorchOps(), TileOps()]

@@ -14,6 +14,7 @@ from engine.memory.pools import KVState
 from engine.messages import RunStep
 from engine.model.config import ModelConfig
 from engine.model.groups import ALONE
+from engine.model.ops import TorchOps
 from engine.runner.batch import RankLoad, build_batch
 from engine.runner.plan import plan_step
 
@@ -31,7 +32,9 @@ FIELDS = {
 
 def single(row_tile):
     """What a plan asks a model of a single rank."""
-    return SimpleNamespace(row_tile=row_tile, single_rows=row_tile > 1, groups=ALONE, needs_every_rank=False)
+    return SimpleNamespace(
+        row_tile=row_tile, single_rows=row_tile > 1, groups=ALONE, needs_every_rank=False, ops=TorchOps()
+    )
 
 
 EAGER = single(row_tile=1)
@@ -126,7 +129,7 @@ def test_a_position_without_a_full_page_is_refused(state):
 def test_padding_writes_the_sink_and_never_its_first_row(state):
     plan = plan_step(state, step([1], [0], [5]), single(row_tile=8))
     assert plan.rows.latent_rows.tolist() == [1024, 1025, 1026, 1027, 1028, 1, 1, 1]
-    assert bool(plan.rows.blocks[0].window_bias[5:].isneginf().all())
+    assert bool(plan.rows.blocks[0].window_seen[5:].isneginf().all())
 
 
 def test_window_keys_are_the_last_128_positions_through_the_page_table(state):

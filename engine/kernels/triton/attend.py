@@ -3,14 +3,8 @@
 No key is gathered in memory: programs read pool rows by their numbers. Which keys a query sees is told in one
 of two forms. `Keys` has a dense bias [blocks, W, K]. `SeenKeys` has two numbers a query: its keys are a range
 of its row list, and tiles begin at the range's first column, so that a query's bits are the same whether it
-is decoded, verified beside others, or prefilled. What each form of step needs, once a step for all layers:
-
-- window: `rows` int64 [blocks, W + 127] as `QueryBlocks.window_rows`; `seen[b W + w]` = (first column that
-  query sees, count), for a row at position p of a block whose first row is at p0: (max(0, 127 - p) + p - p0
-  where columns start at p0 - 127, min(p + 1, 128)); (0, 0) for padding.
-- c128, and c4 without selection: `rows` int64 [blocks, N] as `c128_rows`; `seen` = (0, (p + 1) // ratio).
-- c4 with selection: `rows` int32 [blocks W, topk] of pool rows, 0 or -1 where fewer are visible; `seen` None,
-  or (0, min(visible, topk)) where the visible ones come first.
+is decoded, verified beside others, or prefilled. `engine.runner.blocks` plans them once a step for all
+layers; selected entries are a list of their own for each query, which sees all of it.
 """
 
 # mypy: disable-error-code="no-untyped-call"
@@ -26,28 +20,14 @@ from torch import Tensor
 
 from engine.errors import ShapeMismatch
 from engine.kernels.triton.attend_kernels import LOG2_E, _attend, _combine_parts
-from engine.kernels.triton.latent_rows import V4_ROW
 from engine.kernels.triton.linear import multiprocessors
-from engine.model.step import Keys
+from engine.model.keys import AnyKeys, Keys, SeenKeys
+from engine.model.row_layout import V4_ROW
 
 WIDE = V4_ROW.nope + V4_ROW.rotary
 COMBINED = 8
 """Parts that are added up at once."""
 MOST_SPLITS = 64
-
-
-@dataclass(frozen=True)
-class SeenKeys:
-    """Keys of a class of query blocks, each query seeing a range of its row list.
-
-    pool  [P, 512] bfloat16 or float32, or uint8 [P, 584] FP8 rows; row 0 is zeros
-    rows  [n, K] int64 or int32 pool rows, n blocks or queries; 0 and -1 are absent keys
-    seen  [blocks W, 2] int32: first column and count of each query, cut to columns that are; None: all
-    """
-
-    pool: Tensor
-    rows: Tensor
-    seen: Tensor | None
 
 
 @dataclass(frozen=True)
@@ -114,7 +94,7 @@ class _Segment(NamedTuple):
 
 
 def attend(
-    q: Tensor, window: Keys | SeenKeys, compressed: Keys | SeenKeys | None, sink: Tensor, faults: Tensor,
+    q: Tensor, window: AnyKeys, compressed: AnyKeys | None, sink: Tensor, faults: Tensor,
     turns: Tensor | None = None, out: Tensor | None = None, shape: AttendShape | None = None,
 ) -> Tensor:  # fmt: skip
     """As `TorchOps.attend`, in float32 but for products, whose operands have q's type.
@@ -172,7 +152,7 @@ def _run(
         )
 
 
-def _segment(keys: Keys | SeenKeys, q: Tensor, nothing: Tensor) -> _Segment:
+def _segment(keys: AnyKeys, q: Tensor, nothing: Tensor) -> _Segment:
     """`nothing` [any] float32 stands for what there isn't, and is never read.
 
     raises  ShapeMismatch where the row list, the bias or the ranges don't fit q

@@ -9,8 +9,6 @@ Source: DeepSeek-V4's non-overlapping compressor; `engine.model.compressor.close
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 import triton
 import triton.language as tl
@@ -27,28 +25,12 @@ from engine.kernels.triton.compress_entry import (
 )
 from engine.kernels.triton.faults import LENGTH, OUT_ROW, SLOT, STEP_ROW, flag, report
 from engine.model.compressor import EMPTY_MAX
+from engine.model.step import C128Entries
 
 ROWS = 16
 """Step rows that are folded at once."""
 LISTS = ["slots", "fresh", "firsts", "counts", "out_rows"]
 """Of a step: they begin where their upload put them."""
-
-
-@dataclass(frozen=True)
-class ClosingC128:
-    """The c128 windows that close in a step, E of them, whatever they take from it; int32 or int64 [E].
-
-    slots     request slots whose running state the windows continue
-    fresh     bool: the window began in this step, the slot's state isn't read
-    firsts    the first step row of each; counts: how many from there, 1 to 128
-    out_rows  flat rows of the c128 pool; 0 and -1 are padding: nothing is read or written for them
-    """
-
-    slots: Tensor
-    fresh: Tensor
-    firsts: Tensor
-    counts: Tensor
-    out_rows: Tensor
 
 
 @triton.jit
@@ -114,13 +96,14 @@ def _close_c128(
 
 
 def close_c128(
-    states: Tensor, pending: Tensor, entries: ClosingC128, turns: Tensor, norm: Tensor, eps: float,
+    states: Tensor, pending: Tensor, entries: C128Entries, turns: Tensor, norm: Tensor, eps: float,
     pool: Tensor, faults: Tensor, simulated: bool,
 ) -> None:  # fmt: skip
     """Writes the c128 entries of windows that close in the step to their pool; states stay as they are.
 
     states   [S, 3, D] float32: running maximum, sum of weights, weighted latent
     pending  [T, 2 D] float32: latent, then score
+    entries  columns int32 or int64; an out_row of 0 or -1 is padding: nothing is read or written for it
     turns    complex64 [E, 1, r / 2], at the entries' positions
     norm     [D] float32
     pool     as `latent_rows` takes it, with `simulated`

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from engine.errors import ShapeMismatch
 from engine.kernels.triton.formats import AMAX_FLOOR, convert, group_exponent, power_of_two, to_e4m3
-from engine.kernels.triton.latent_rows import LATENT_GROUP, MAX_EXPONENT, RowLayout
+from engine.model.row_layout import LATENT_GROUP, MAX_EXPONENT, RowLayout
 
 PLAIN = tl.constexpr(0)
 """Values are stored as they are."""

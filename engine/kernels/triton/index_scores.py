@@ -24,7 +24,7 @@ from engine.kernels.triton.linear import multiprocessors
 MOST_HEADS = 128
 """Heads of all the queries of a program."""
 
-SIZES = ["entries", "width", "tiles"]
+SIZES = ["entries", "width", "tiles", "seen_stride"]
 """They change from step to step, and compile nothing anew."""
 
 
@@ -42,6 +42,7 @@ class ScoreShape:
 @triton.jit(do_not_specialize=SIZES, do_not_specialize_on_alignment=["rows", "visible", "bias"])
 def _index_scores(
     q, weights, keys, key_scales, rows, visible, bias, out, faults, entries, width, heads, pool_rows, tiles,
+    seen_stride,
     TILE: tl.constexpr, QUERIES: tl.constexpr, HEADS: tl.constexpr,
     CHANNELS: tl.constexpr, COUNTED: tl.constexpr, CODED: tl.constexpr,
 ):  # fmt: skip
@@ -59,7 +60,7 @@ def _index_scores(
     begin = tl.program_id(2) * (tiles * TILE)
     end = tl.minimum(begin + tiles * TILE, entries)
     if COUNTED:
-        seen = tl.load(visible + query, mask=own < width, other=0).to(tl.int32)
+        seen = tl.load(visible + query * seen_stride, mask=own < width, other=0).to(tl.int32)
         end = tl.minimum(end, tl.max(seen, 0))
     outside = tl.zeros((TILE,), tl.int32)
     for first in range(begin, end, TILE):
@@ -122,8 +123,8 @@ def index_scores(
     weights     [blocks, W, heads] float32, constants folded in; with coded keys the scales of q too
     keys        [P, Di] bfloat16 or float32; or float8_e4m3fn with key_scales float32 [P]
     rows        [blocks, N] int32 or int64 pool rows; 0 and -1 are no key: minus infinity
-    seen        int32 or int64 [blocks, W]: a query sees the entries before it; or float32 [blocks, W, N]:
-                0, or minus infinity where it doesn't see the entry
+    seen        int32 or int64 [blocks, W]: a query sees the entries before it, queries lying evenly; or
+                float32 [blocks, W, N]: 0, or minus infinity where it doesn't see the entry
     faults      int32 [1]: KEY_ROW is added; the entry's score is minus infinity
     raises      ShapeMismatch
     """
@@ -138,7 +139,8 @@ def index_scores(
         )
     if (keys.dtype == torch.float8_e4m3fn) != (key_scales is not None):
         raise ShapeMismatch(f"keys {keys.dtype} with{'' if key_scales is not None else 'out'} scales")
-    if any(not part.is_contiguous() for part in (q, weights, keys, rows, seen)):
+    even = seen.stride(0) == width * seen.stride(1) or blocks < 2 if counted else seen.is_contiguous()
+    if not even or any(not part.is_contiguous() for part in (q, weights, keys, rows)):
         raise ShapeMismatch("queries, weights, keys, rows and what is seen must be contiguous")
     out = torch.empty(blocks, width, entries, dtype=torch.float32, device=q.device)
     if not out.numel():
@@ -147,7 +149,8 @@ def index_scores(
     grid = (triton.cdiv(width, cut.queries), blocks, triton.cdiv(entries, cut.keys * cut.tiles))
     _index_scores[grid](
         q, weights, keys, weights if key_scales is None else key_scales, rows, seen, seen, out, faults,
-        entries, width, heads, keys.shape[0], cut.tiles, cut.keys, cut.queries, lanes_of(heads), channels,
-        counted, key_scales is not None, num_warps=cut.warps, num_stages=cut.stages,
+        entries, width, heads, keys.shape[0], cut.tiles, seen.stride(1), cut.keys, cut.queries,
+        lanes_of(heads), channels, counted, key_scales is not None, num_warps=cut.warps,
+        num_stages=cut.stages,
     )  # fmt: skip
     return out

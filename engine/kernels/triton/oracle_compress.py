@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 
 from engine.kernels.triton.compress_entry import IndexPool
-from engine.kernels.triton.latent_rows import RowLayout
-from engine.kernels.triton.oracle_attention import unpack_rows
 from engine.model.compressor import started
+from engine.model.latent_rows import unpack_rows
 from engine.model.ops import TorchOps
 from engine.model.rounding import fp4_rounded, fp8_rounded, hadamard
+from engine.model.row_layout import RowLayout
 from engine.model.step import C4Entries
 
 OPS = TorchOps()

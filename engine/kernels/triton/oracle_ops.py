@@ -8,9 +8,10 @@ from torch import Tensor
 
 from engine.kernels.triton import oracle, oracle_attention, oracle_compress
 from engine.model.expert_weights import MoeWeights
+from engine.model.keys import AnyKeys, Keys, counts
 from engine.model.ops import TorchOps
 from engine.model.quantised import Fp4Experts, Fp8Weight, Weight
-from engine.model.step import Keys
+from engine.model.rounding import Rounding, index_codes
 
 
 class OracleOps(TorchOps):
@@ -18,6 +19,7 @@ class OracleOps(TorchOps):
 
     name = "oracle"
     keeps = True
+    ranged = True
 
     def linear(self, x: Tensor, weight: Weight) -> Tensor:
         """As TritonOps.linear."""
@@ -51,16 +53,27 @@ class OracleOps(TorchOps):
             return super().expert_rows(x, ids, weights, moe, limit)
         return oracle.run_choices(x, ids, weights, moe.routed, limit).to(torch.bfloat16)
 
-    def attend(self, q: Tensor, window: Keys, compressed: Keys | None, sink: Tensor) -> Tensor:
+    def attend(self, q: Tensor, window: AnyKeys, compressed: AnyKeys | None, sink: Tensor) -> Tensor:
         """As TritonOps.attend: scores and sums in float32."""
         return oracle_attention.attend(q, window, compressed, sink, None).to(q.dtype)
 
     def attend_back(
-        self, q: Tensor, window: Keys, compressed: Keys | None, sink: Tensor, turns: Tensor
+        self, q: Tensor, window: AnyKeys, compressed: AnyKeys | None, sink: Tensor, turns: Tensor
     ) -> Tensor:
         """As TritonOps.attend_back: rounded once."""
         return oracle_attention.attend(q, window, compressed, sink, turns).to(q.dtype)
 
-    def index_scores(self, q: Tensor, head_weights: Tensor, keys: Keys) -> Tensor:
+    def index_queries(
+        self, q: Tensor, turns: Tensor, weights: Tensor, rounding: Rounding, coded: bool
+    ) -> tuple[Tensor, Tensor]:
+        """As TritonOps.index_queries: codes, their scales in the weights."""
+        if not coded:
+            return super().index_queries(q, turns, weights, rounding, coded)
+        self.rotate(q, turns)
+        codes, scales = index_codes(q)
+        return codes, weights * scales
+
+    def index_scores(self, q: Tensor, head_weights: Tensor, keys: AnyKeys) -> Tensor:
         """As TritonOps.index_scores: scores and sums in float32."""
-        return oracle_compress.index_scores(q, head_weights, keys.pool, None, keys.rows, keys.bias)
+        seen = keys.bias if isinstance(keys, Keys) else counts(keys, q)
+        return oracle_compress.index_scores(q, head_weights, keys.pool, keys.scales, keys.rows.long(), seen)

@@ -12,8 +12,8 @@ from torch import Tensor
 from engine.errors import ShapeMismatch
 from engine.kernels.triton.faults import Fault, any_of, flag, report
 from engine.kernels.triton.formats import AMAX_FLOOR, convert, group_exponent, power_of_two, to_e4m3
-from engine.kernels.triton.latent_rows import LATENT_GROUP, MAX_EXPONENT, RowLayout
 from engine.kernels.triton.rope import turned
+from engine.model.row_layout import LATENT_GROUP, MAX_EXPONENT, RowLayout
 
 ELEMENTS = 2048
 """Values of a program, in as many whole rows as fit."""

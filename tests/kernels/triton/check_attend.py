@@ -9,12 +9,13 @@ from torch import Tensor
 import tests.kernels.triton.interpreting  # noqa: F401
 from engine.errors import ShapeMismatch
 from engine.kernels.triton import attend, oracle_attention
-from engine.kernels.triton.attend import AttendShape, SeenKeys
+from engine.kernels.triton.attend import AttendShape
 from engine.kernels.triton.faults import Fault, no_faults
-from engine.kernels.triton.latent_rows import V4_ROW
 from engine.model import rope
+from engine.model.keys import Keys, SeenKeys
+from engine.model.latent_rows import pack_rows
 from engine.model.ops import TorchOps
-from engine.model.step import Keys
+from engine.model.row_layout import V4_ROW
 from tests.kernels.triton.cases import DEVICE, distance, seeded
 
 TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 4e-3, torch.uint8: 4e-3}
@@ -27,7 +28,7 @@ PARTS = AttendShape(16, 16, 2, 4, 2)
 def pool_of(rows: int, dtype: torch.dtype, seed: int = 0) -> Tensor:
     latents = torch.randn(rows, 512, generator=seeded(seed), device=DEVICE)
     latents[0] = 0
-    return oracle_attention.pack_rows(latents, V4_ROW) if dtype == torch.uint8 else latents.to(dtype)
+    return pack_rows(latents, V4_ROW) if dtype == torch.uint8 else latents.to(dtype)
 
 
 def queries(blocks: int, width: int, heads: int, dtype: torch.dtype) -> Tensor:

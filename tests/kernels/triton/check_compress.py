@@ -11,13 +11,13 @@ from torch import Tensor
 from engine.errors import PageAccounting, ShapeMismatch
 from engine.kernels.triton import oracle_compress as oracle
 from engine.kernels.triton.compress_c4 import close_c4
-from engine.kernels.triton.compress_c128 import ClosingC128, close_c128
+from engine.kernels.triton.compress_c128 import close_c128
 from engine.kernels.triton.compress_commit import Committed, commit_c4, commit_c128
 from engine.kernels.triton.compress_entry import latent_rows
 from engine.kernels.triton.faults import Fault, check_faults, no_faults
-from engine.kernels.triton.latent_rows import RowLayout
-from engine.kernels.triton.oracle_attention import pack_rows
-from engine.model.step import C4Entries
+from engine.model.latent_rows import pack_rows
+from engine.model.row_layout import RowLayout
+from engine.model.step import C4Entries, C128Entries
 from tests.kernels.triton.cases import DEVICE, distance
 from tests.kernels.triton.compress_cases import (
     KEY_WIDTH,
@@ -125,11 +125,13 @@ class C128:
         self.pool, self.states = latent_pool(form, 80), drawn(1, SLOTS, 3, 80)
         self.states[:, 1].abs_()
         fresh, out_rows = ints(*counts) == 128, ints(*range(3, 3 + len(slots)))
-        self.entries = ClosingC128(ints(*slots), fresh, ints(*firsts), ints(*counts), out_rows)
+        self.entries = C128Entries(
+            ints(*slots), fresh, ints(*firsts), ints(*counts), out_rows, 128 * out_rows, 128
+        )
         self.rest, self.simulated = (turns_of(3, len(slots)), drawn(4, 80), EPS, self.pool), form == "rounded"
         self.pending, self.faults = drawn(2, 200, 160) * 3, no_faults(DEVICE)
 
-    def close(self, entries: ClosingC128) -> Tensor:
+    def close(self, entries: C128Entries) -> Tensor:
         close_c128(self.states, self.pending, entries, *self.rest, self.faults, self.simulated)
         return oracle.read_latents(self.pool, entries.out_rows.clamp(0, POOL_ROWS - 1), ROTATED)
 

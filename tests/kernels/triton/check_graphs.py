@@ -77,7 +77,7 @@ def test_a_recorded_step_is_the_eager_one_and_a_replay_the_run() -> None:
         sides.append(filled(config))
         graphs = Graphs(kernels, sides[2], [KEY], (), print)
     for starts, counts in STEPS:
-        plain = plan_batch(eager, batch(starts, counts, 0), single_rows=True)
+        plain = plan_batch(eager, batch(starts, counts, 0), single_rows=True, ops=kernels.ops)
         wanted = committed(kernels, eager, plain, forward(kernels, eager, plain))
         plan = pack(rerun, batch(starts, counts, KEY.tokens), KEY)
         found = committed(kernels, rerun, plan, run.run(plan))

@@ -89,8 +89,8 @@ def test_a_model_by_kernels_is_the_model_by_torch() -> None:
     forward(with_operations(kernels, compared), held, plan)
     own.check()
     every = (
-        {*PURE, *WRITING, "norm_rotate", "route", "select"}
-        - {"collapse", "commit_c4", "commit_c128"}
+        {*PURE, *WRITING, "norm_rotate", "route"}
+        - {"collapse", "commit_c4", "commit_c128", "rotate"}
         - SPREAD
     )
     assert compared.calls.keys() == every

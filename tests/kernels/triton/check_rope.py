@@ -8,12 +8,13 @@ from torch import Tensor
 
 import tests.kernels.triton.interpreting  # noqa: F401
 from engine.errors import ShapeMismatch
-from engine.kernels.triton import oracle_attention, rope, store
+from engine.kernels.triton import rope, store
 from engine.kernels.triton.faults import Fault, no_faults
-from engine.kernels.triton.latent_rows import V4_ROW, RowLayout
 from engine.model import rope as reference
+from engine.model.latent_rows import pack_rows, unpack_rows
 from engine.model.ops import TorchOps
 from engine.model.rounding import fp8_rounded
+from engine.model.row_layout import V4_ROW, RowLayout
 from tests.kernels.triton.cases import DEVICE, distance, seeded
 
 EPS = 1e-6
@@ -125,8 +126,8 @@ def test_fp8_rows_are_what_rounding_says(layout: RowLayout) -> None:
     assert not stored(x, by, coded, places)
     wanted = torch.cat([fp8_rounded(plain[:, : layout.nope], 64), plain[:, layout.nope :]], dim=1)
     assert torch.equal(simulated, wanted)
-    assert torch.equal(coded[places], oracle_attention.pack_rows(plain, layout)[places])
-    assert torch.equal(oracle_attention.unpack_rows(coded, layout), wanted)
+    assert torch.equal(coded[places], pack_rows(plain, layout)[places])
+    assert torch.equal(unpack_rows(coded, layout), wanted)
     assert not coded[[0, 3, 6]].any()
 
 

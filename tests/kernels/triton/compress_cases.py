@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from engine.kernels.triton.compress_entry import IndexPool
-from engine.kernels.triton.latent_rows import RowLayout
+from engine.model.row_layout import RowLayout
 from engine.model.step import C4Entries
 from tests.kernels.triton.cases import DEVICE, seeded
 
