@@ -99,6 +99,12 @@ def add_step_arguments(parser: argparse.ArgumentParser) -> None:
         "--contexts", type=numbers, default=[1024, 65536], help="step: tokens (default 1024,65536)"
     )
     parser.add_argument(
+        "--within-s",
+        type=float,
+        default=0.0,
+        help="step, kernels: seconds after which no further part begins; 0: no limit",
+    )
+    parser.add_argument(
         "--chunks", type=numbers, default=[2048], help="step: rows of a prompt's chunk (default 2048)"
     )
 
@@ -132,7 +138,11 @@ def commit() -> str:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Runs the benchmark; its module's `run(args)` returns the figures."""
+    """Runs the benchmark; its module's `run(args)` returns the figures.
+
+    A benchmark that goes on behind parts that failed has "failures", by name: they are printed last, and the
+    exit code is 1.
+    """
     figures = importlib.import_module(f"bench.{args.name.replace('-', '_')}").run(args)
     report = {
         "name": args.name,
@@ -145,4 +155,7 @@ def run(args: argparse.Namespace) -> int:
     print(text.decode())
     if args.json:
         args.json.write_bytes(text + b"\n")
-    return 0
+    failed = figures.get("failures", {})
+    for name, why in failed.items():
+        print(f"failed: {name}: {why.strip().splitlines()[-1]}")
+    return 1 if failed else 0
