@@ -49,6 +49,12 @@ class Settings:
         "torch; by default the one of device and type",
         choices=("", "native", "triton", "torch"),
     )
+    kv_cache_dtype: str = _flag(
+        "auto",
+        "what caches hold: fp8 (latents and index keys in FP8), or values of the --dtype, named like it; "
+        "auto: fp8 where a device's kernels read it, else the --dtype",
+        choices=("auto", "fp8", "fp8_e4m3", "bfloat16", "float32"),
+    )
     deterministic: bool = _flag(
         False, "row invariance: a result doesn't depend on its batch", "--enable-deterministic-inference"
     )

@@ -12,6 +12,7 @@ import torch
 
 from engine.actors.capacity import CostTable
 from engine.allocator import keep_freed_memory
+from engine.cache_format import cache_format
 from engine.cache_sizes import CacheSizes, cache_sizes, free_host_bytes
 from engine.config import Settings
 from engine.cost_table import cost_table_for, subject_of
@@ -23,7 +24,7 @@ from engine.largest_steps import LargestSteps, admitted, measured, told_of_steps
 from engine.memory.pages import ASIDE
 from engine.memory.pools import KVState
 from engine.messages import RunStep, StepDone
-from engine.model.config import ModelConfig, eos_of
+from engine.model.config import KVFormat, ModelConfig, eos_of
 from engine.model.draft import Drafter
 from engine.model.draft_loading import load_drafter
 from engine.model.groups import ALONE, Groups
@@ -117,12 +118,13 @@ def load_rank(settings: Settings, say: Say, groups: Groups = ALONE) -> Loaded:
     config, memory = ModelConfig.from_json(settings.model_path), MemoryTable(device)
     if stands_in(settings, config.vocab_size):
         say(told_of_stand_in(settings, config.vocab_size))
+    kv = cache_format(settings, config)
     with memory.taking("the weights", lever=_FEWER_WEIGHTS):
         model, drafter = _models(config, settings, groups, say)
     weights = _note_weights(memory, model, drafter)
-    sizes, state, speculation = _cache(model, drafter, settings, groups, memory, say)
-    memory.note("cache", sizes.bytes, _FEWER_PAGES)
-    say(_told_of_cache(sizes))
+    sizes, state, speculation = _cache(model, drafter, settings, kv, groups, memory, say)
+    _note_cache(memory, state, sizes)
+    say(_told_of_cache(sizes, kv))
     block, eos_ids = 0 if drafter is None else drafter.block, eos_of(config, Path(settings.model_path))
     text = text_folder(settings, config.vocab_size)
     grammars = rank_grammars(text, config.vocab_size, eos_ids, device, sizes.slots, block + 1)
@@ -150,6 +152,7 @@ def _cache(
     model: DeepseekV4,
     drafter: Drafter | None,
     settings: Settings,
+    kv: KVFormat,
     groups: Groups,
     memory: MemoryTable,
     say: Say,
@@ -157,8 +160,8 @@ def _cache(
     """The cache of a model, as large as the settings say beside what steps take. raises ConfigError"""
     config, device, dtype = model.config, model.device, model.dtype
     draft_bytes = 0 if drafter is None else slot_bytes(drafter, config, dtype)
-    sized = partial(cache_sizes, config, settings, dtype.itemsize, draft_bytes=draft_bytes)
-    cache = partial(KVState, config, device=device, dtype=dtype)
+    sized = partial(cache_sizes, config, settings, dtype.itemsize, draft_bytes=draft_bytes, kv=kv)
+    cache = partial(KVState, config, device=device, dtype=dtype, kv=kv)
     if device.type == "cpu":
         # Ranks share the host's memory, of which steps take little and give it back.
         sizes = sized(free_host_bytes() // groups.dp.size)
@@ -180,6 +183,14 @@ def _note_weights(memory: MemoryTable, model: DeepseekV4, drafter: Drafter | Non
     return memory.bytes
 
 
+def _note_cache(memory: MemoryTable, state: KVState, sizes: CacheSizes) -> None:
+    """Every pool, and what drafting keeps of the slots."""
+    pools = state.bytes_by_pool()
+    for name, size in pools.items():
+        memory.note(f"cache: {name}", size, _FEWER_PAGES)
+    memory.note("cache: drafts", sizes.bytes - sum(pools.values()), _FEWER_PAGES)
+
+
 def _told_of_grammars(grammars: RankGrammars) -> str:
     """Waits for the library, which was loaded beside everything else."""
     return f"grammars: {len(grammars.compiler.vocabulary.tokens)} tokens, {PATH}"
@@ -198,10 +209,11 @@ def _scheduled(speculation: Speculation | None) -> bool:
     return speculation is not None and speculation.mode != "static"
 
 
-def _told_of_cache(sizes: CacheSizes) -> str:
+def _told_of_cache(sizes: CacheSizes, kv: KVFormat) -> str:
+    kept = "FP8 rows" if kv == "fp8" else "values of the model's type"
     return (
-        f"cache: {sizes.full_pages - 1 - ASIDE} full and {sizes.window_pages - 1 - ASIDE} window pages "
-        f"of 256 tokens, {sizes.slots - 1 - ASIDE} slots, {sizes.bytes >> 20} MiB"
+        f"cache: {kept}, {sizes.full_pages - 1 - ASIDE} full and {sizes.window_pages - 1 - ASIDE} window "
+        f"pages of 256 tokens, {sizes.slots - 1 - ASIDE} slots, {sizes.bytes >> 20} MiB"
     )
 
 

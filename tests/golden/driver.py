@@ -11,7 +11,7 @@ from torch import Tensor
 
 from engine.memory.pools import KVState
 from engine.messages import RunStep
-from engine.model.config import PAGE_TOKENS
+from engine.model.config import PAGE_TOKENS, KVFormat
 from engine.model.model import DeepseekV4
 from engine.model.ops import TorchOps
 from engine.runner.forward import commit_step, forward
@@ -30,6 +30,7 @@ class Driver:
     pages: int = 64
     ranks: tuple[tuple[int, int, int], ...] = ()
     bucket: int = 0
+    kv: KVFormat = "model"
     state: KVState = field(init=False)
     free: list[int] = field(init=False)
     mapped: dict[int, int] = field(default_factory=dict)
@@ -38,7 +39,9 @@ class Driver:
 
     def __post_init__(self) -> None:
         model = self.model
-        self.state = KVState(model.config, self.slots, self.pages, self.pages, model.device, model.dtype)
+        self.state = KVState(
+            model.config, self.slots, self.pages, self.pages, model.device, model.dtype, self.kv
+        )
         self.free = [(i * 37) % (self.pages - 1) + 1 for i in range(self.pages - 1)]
 
     def bind(self, slot: int, generation: int = 1) -> None:
