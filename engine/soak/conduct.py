@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import signal
 import sys
 import time
@@ -11,10 +12,10 @@ from anyio.abc import TaskGroup
 
 from engine.errors import ConfigError
 from engine.soak.ledger import Ledger
-from engine.soak.options import Options, Outcome
+from engine.soak.options import FULL, Options, Outcome
 from engine.soak.pace import Pace
-from engine.soak.plan import FORMS, WEIGHTS, Plan, Served
-from engine.soak.samples import Samples
+from engine.soak.plan import FORMS, WEIGHTS, Largest, Plan, Served
+from engine.soak.samples import Samples, settled_after_s
 from engine.soak.server import Server
 from engine.soak.start import canaries, left_out
 from engine.soak.structured import Forms
@@ -39,6 +40,7 @@ class Soak:
         self._pace = Pace()
         self._stop = anyio.Event()
         self._resting = False
+        self._largest: Plan | None = None
 
     async def run(self) -> Outcome:
         """Until the time is over, the server has ended, or someone interrupts."""
@@ -73,10 +75,12 @@ class Soak:
             self.outcome.left_out["seeded: equal texts"] = (
                 "a seed alone decides a text on row-invariant servers; others are checked for their form"
             )
-        plan = Plan(options.seed, served, [kind for kind in kinds if kind not in self.outcome.left_out])
+        kept = [kind for kind in kinds if kind not in self.outcome.left_out]
+        plan, self._largest = (Plan(options.seed, served, kept, draw) for draw in (random.Random, Largest))
         traffic = Traffic(self._server, plan, self.ledger, self._pace, options.repeatable)
         if "canary" in kinds:
             plan.canaries = await canaries(traffic, options.seed)
+            self._largest.canaries = plan.canaries
             self.outcome.canaries = len(plan.canaries)
         return traffic, plan
 
@@ -105,6 +109,8 @@ class Soak:
         while time.monotonic() < end_s and not self._stop.is_set():
             traffic.open()
             await self._wait(min(self._options.work_s, end_s - time.monotonic()))
+            if time.monotonic() - began_s < settled_after_s(self._options.minutes * 60):
+                await self._crowd(traffic)
             if number % 2 == 0 and not self._stop.is_set():
                 await self._burst(traffic, plan)
             await self._rest(traffic)
@@ -142,6 +148,21 @@ class Soak:
             if self.ledger.refused_busy > refused or self.watch.ended:
                 return
         self.ledger.violate("burst", f"none of {options.burst * BURSTS[-1]} completions at once was refused")
+
+    async def _crowd(self, traffic: Traffic) -> None:
+        """The largest requests of every kind at once, as many as slots and queues take.
+
+        What a server needs at its busiest it has needed before growth is judged.
+        """
+        assert self._largest is not None
+        if not self._options.burst or self._stop.is_set():
+            return
+        traffic.crowded += 1
+        async with anyio.create_task_group() as tasks:
+            for item in self._largest.crowd(self._options.burst // FULL):
+                tasks.start_soon(traffic.send, item)
+        traffic.crowded -= 1
+        self.outcome.crowds += 1
 
     async def _rest(self, traffic: Traffic) -> None:
         """Closes the gate, waits for all answers, checks that nothing is held."""

@@ -10,6 +10,9 @@ from engine.soak.ledger import Ledger
 from engine.soak.samples import Samples
 from engine.soak.watch import Watch
 
+FULL = 2
+"""A burst has so many times the completions that slots and queues take."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
@@ -49,6 +52,7 @@ class Outcome:
     minutes: float = 0.0
     left_out: dict[str, str] = field(default_factory=dict)
     bursts: int = 0
+    crowds: int = 0
     rests: int = 0
     canaries: int = 0
     exit_code: int | None = None
@@ -60,7 +64,7 @@ def within_limits(options: Options, slots: int, queued: int, ranks: int, most: i
 
     most  completions that one request may have
     """
-    return replace(options, burst=(slots + queued) * ranks * 2, group=min(options.group, most))
+    return replace(options, burst=(slots + queued) * ranks * FULL, group=min(options.group, most))
 
 
 def kinds_of(text: str) -> Sequence[str]:

@@ -32,6 +32,14 @@ ROUTED, STREAMED, LEAVE_S = 0.4, 0.4, 0.6
 """Shares of requests that name a rank and that stream; the latest moment at which a client leaves."""
 
 
+class Largest(random.Random):
+    """Draws of a plan whose prompts, outputs and counts all have their greatest size."""
+
+    def randint(self, a: int, b: int) -> int:
+        """The greatest."""
+        return b
+
+
 BURST_TOKENS = 8
 """Long enough that all of a burst is there before the first of it has gone."""
 
@@ -52,9 +60,11 @@ class Plan:
     size  scales the lengths of outputs; the pace sets it
     """
 
-    def __init__(self, seed: int, served: Served, kinds: Sequence[str]) -> None:
+    def __init__(
+        self, seed: int, served: Served, kinds: Sequence[str], draw: type[random.Random] = random.Random
+    ) -> None:
         self.size = 1.0
-        self._draw = random.Random(seed)
+        self._draw = draw(seed)
         self._served = served
         self._kinds = [kind for kind in WEIGHTS if kind in kinds]
         self._weights = [WEIGHTS[kind] for kind in self._kinds]
@@ -64,7 +74,16 @@ class Plan:
 
     def next(self) -> Item:
         """The next request."""
-        kind = self._draw.choices(self._kinds, self._weights)[0]
+        return self._of(self._draw.choices(self._kinds, self._weights)[0])
+
+    def crowd(self, completions: int) -> list[Item]:
+        """Requests of all kinds in turn, with so many completions together."""
+        items: list[Item] = []
+        while sum(item.completions for item in items) < completions:
+            items += [self._of(kind) for kind in self._kinds]
+        return items
+
+    def _of(self, kind: str) -> Item:
         if kind == "bad":
             return self._draw.choice(self._bad)
         if kind == "canary":

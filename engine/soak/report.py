@@ -84,6 +84,7 @@ def figures(outcome: Outcome) -> dict[str, Any]:
         "memory_judged": outcome.options.minutes >= JUDGED_MINUTES and not outcome.stopped_early,
         "rests": outcome.rests,
         "bursts": outcome.bursts,
+        "crowds": outcome.crowds,
         "canaries": outcome.canaries,
         "workers_replaced": watch.workers_replaced,
         "left_out": outcome.left_out,
@@ -103,7 +104,8 @@ def summary(told: dict[str, Any]) -> str:
         f"({told['requests_per_hour']} an hour), {told['output_tokens']} tokens out, "
         f"{told['violations']} violations",
         f"  disconnects {told['disconnects']}, bad requests {told['bad_requests']}, queue full "
-        f"{told['queue_full']}, bursts {told['bursts']}, rests {told['rests']}, canaries {told['canaries']}",
+        f"{told['queue_full']}, bursts {told['bursts']}, crowds {told['crowds']}, rests {told['rests']}, "
+        f"canaries {told['canaries']}",
         f"  busy: {busy or 'unknown'}; health p99 {told['health_p99_ms']} ms; answers p50 "
         f"{told['latency_ms_p50']} ms, p99 {told['latency_ms_p99']} ms; acceptance {told['acceptance']}",
         f"  memory, MiB an hour{judged}: {slopes}",

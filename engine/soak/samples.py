@@ -65,8 +65,7 @@ class Samples:
 
     def settled(self) -> list[dict[str, Any]]:
         """Samples after the first ten minutes, of shorter soaks those after their first third."""
-        last_s = self.rows[-1]["at_s"] if self.rows else 0.0
-        from_s = min(SETTLED_S, last_s / 3)
+        from_s = settled_after_s(self.rows[-1]["at_s"] if self.rows else 0.0)
         return [row for row in self.rows if row["at_s"] >= from_s]
 
     def slopes(self) -> dict[str, float | None]:
@@ -74,6 +73,11 @@ class Samples:
         rows = self.settled()
         names = list(rows[-1]["processes"]) if rows else []
         return {name: slope_of([row for row in rows if name in row["processes"]], name) for name in names}
+
+
+def settled_after_s(whole_s: float) -> float:
+    """When the steady state of so long a soak begins."""
+    return min(SETTLED_S, whole_s / 3)
 
 
 def slope_of(rows: list[dict[str, Any]], name: str) -> float | None:

@@ -13,7 +13,7 @@ from engine.soak.exposition import drained, read, shrunk
 from engine.soak.http import Answer
 from engine.soak.item import CHAT, COMPLETIONS, Item, Reply
 from engine.soak.ledger import Ledger
-from engine.soak.plan import WEIGHTS, Plan, Served
+from engine.soak.plan import WEIGHTS, Largest, Plan, Served
 from engine.soak.structured import Forms
 
 USAGE = {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}
@@ -175,3 +175,22 @@ def test_equal_seeds_make_equal_plans_with_every_kind() -> None:
     assert drawn(1) != drawn(2)
     assert {kind for kind, _ in drawn(1)} >= set(WEIGHTS) - {"canary"}
     assert CHAT != COMPLETIONS
+
+
+def test_a_crowd_has_the_largest_requests_of_every_kind() -> None:
+    served, kinds = Served(2, 8192, 8192), list(WEIGHTS)
+    crowd = Plan(1, served, kinds, Largest).crowd(60)
+    assert {item.kind for item in crowd} >= set(WEIGHTS) - {"canary"}
+    assert sum(item.completions for item in crowd) >= 60
+    usual = Plan(1, served, kinds)
+    for kind in ("long", "generate", "many", "batch", "chat", "logprobs"):
+        largest = [item for item in crowd if item.kind == kind]
+        others = [item for item in (usual.next() for _ in range(800)) if item.kind == kind]
+        assert min(map(extent, largest)) >= max(map(extent, others))
+
+
+def extent(item: Item) -> tuple[int, int]:
+    """(completions, tokens or characters of what is asked): what a server's memory is taken by."""
+    assert isinstance(item.body, dict)
+    asked = item.body.get("input_ids") or item.body.get("prompt") or ""
+    return item.completions, len(asked) if isinstance(asked, list) else 0
