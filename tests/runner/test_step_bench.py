@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from bench import step
 from bench.step import FLASH, StepFailed, _hear, slowest
 from bench.step_case import Case, Context, cases, filled, planned, shortened
 from bench.step_floor import Routed, Work, context_work, experts_work, weights_work
@@ -21,8 +22,10 @@ from engine.model.config import ModelConfig
 from engine.model.expert_weights import ExpertWeights, MoeWeights
 from engine.model.groups import ALONE
 from engine.model.layout import DEEPSEEK_LAYOUT, expected_tensors
+from engine.model.ops import TorchOps
 from engine.model.quantised import Fp4Experts, Fp8Weight
 from engine.model.tensor_specs import Role
+from tests.runner.faulty_parts import Asked, AskedJob, planted_rank, unloadable_rank
 
 CPU = torch.device("cpu")
 TINY = {
@@ -100,7 +103,7 @@ def test_contexts_are_there_without_a_prefill() -> None:
     class Plain:
         """What a plan asks of a model."""
 
-        groups, row_tile, needs_every_rank, single_rows = ALONE, 1, False, False
+        groups, row_tile, needs_every_rank, single_rows, ops = ALONE, 1, False, False, TorchOps()
 
     Plain.config = config  # type: ignore[attr-defined]
     plan = planned(state, case, Plain(), 1, 0)
@@ -163,4 +166,31 @@ def test_the_slowest_rank_gives_the_row_and_a_failed_one_its_words() -> None:
     near, far = multiprocessing.Pipe()
     far.send(("failed", "out of pages"))
     with pytest.raises(StepFailed, match="rank 0: out of pages"):
-        _hear([(near, None)], "row")
+        _hear([(near, None)], "row", 10.0)
+
+
+def test_cases_are_measured_behind_those_that_fail_die_or_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(step, "live", planted_rank)
+    monkeypatch.setattr(step, "CASE_S", 2.0)
+    job: Any = AskedJob([*(Asked("decode", rows) for rows in (1, 2, 3, 4)), Asked("verify", 6)], parity=True)
+    figures = step.measure(job)
+    assert [row["rows_per_rank"] for row in figures["rows"]] == [1, 6]
+    assert figures["rates"] == {"read": 1.0}
+    assert {name: step.last_line(why) for name, why in figures["failures"].items()} == {
+        "parity": "operations differ",
+        "decode of 2 rows at 100": "no rank of 2 told row within 2 s; 1 had",
+        "decode of 3 rows at 100": "rank 1 ended with -9",
+        "decode of 4 rows at 100": "rank 1: an illegal address",
+    }
+    monkeypatch.setattr(step, "live", unloadable_rank)
+    figures = step.measure(job)
+    assert list(figures["failures"]) == ["loading"]
+    assert figures["rows"] == []
+
+
+def test_no_case_begins_when_the_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(step, "live", planted_rank)
+    job: Any = AskedJob([Asked("decode", 1), Asked("verify", 6)], parity=False)
+    assert step.measure(job, 1e-9)["failures"] == {
+        "decode of 1 rows at 100": "not begun, nor 1 others: the time is over"
+    }
