@@ -10,12 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from engine.errors import BadRequest
-from engine.messages import Sampling
+from engine.messages import MAX_BIASES, MAX_STOP_TOKENS, Sampling
 
 MAX_STOPS = 16
 MAX_STOP_CHARS = 256
-MAX_STOP_TOKENS = 64
-MAX_BIASES = 1024
 SEED_RANGE = 1 << 63
 MAX_RID_CHARS = 128
 

@@ -1,6 +1,10 @@
-"""Which kernels a model runs on: the one that the settings name, or the one of their device and type."""
+"""Which kernels a model runs on, and chooses its tokens with: those that the settings name, or those of their
+device and type.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 
@@ -9,6 +13,8 @@ from engine.errors import ConfigError
 from engine.kernels.cpu import CpuOps
 from engine.model.invariant import TileOps
 from engine.model.ops import TorchOps
+from engine.runner.choices import Choices, PlainChoices
+from engine.runner.parameters import SlotParameters
 
 
 def kernel_set(settings: Settings) -> str:
@@ -47,3 +53,15 @@ def operations(settings: Settings) -> TorchOps:
     device = torch.device(settings.device)
     check_device(device, getattr(torch, settings.dtype))
     return TritonOps(device)
+
+
+def choices(
+    ops: TorchOps, slots: int, vocab_size: int, eos_ids: Sequence[int], device: torch.device
+) -> Choices:
+    """What chooses tokens beside these operations: kernels beside Triton's, plain torch beside all others."""
+    parameters = SlotParameters(slots, vocab_size, eos_ids, device)
+    if ops.name != "triton":
+        return PlainChoices(parameters)
+    from engine.runner.device_choices import DeviceChoices
+
+    return DeviceChoices(parameters)

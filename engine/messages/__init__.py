@@ -63,6 +63,8 @@ from engine.messages.life import (
     Vitals,
 )
 from engine.messages.rank import (
+    MAX_BIASES,
+    MAX_STOP_TOKENS,
     Abort,
     MatcherLeft,
     MatcherReady,
@@ -116,6 +118,8 @@ __all__ = [
     "KillRanks",
     "LENGTH",
     "LogprobColumns",
+    "MAX_BIASES",
+    "MAX_STOP_TOKENS",
     "MatcherLeft",
     "MatcherReady",
     "MatcherWanted",

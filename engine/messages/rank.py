@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from engine.messages.base import ABORTED, Message
 
+MAX_BIASES, MAX_STOP_TOKENS = 1024, 64
+"""Most entries of a request's `logit_bias` and `stop_token_ids`."""
+
 
 class Sampling(Message, frozen=True):
     """How to sample one request, validated by ingress.

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from engine.errors import ConfigError
 from engine.model.config import ModelConfig
-from engine.model.draft import Choose, Drafted, DraftRows, InjectRows, greedy, nothing
+from engine.model.draft import BlockChoose, Choose, Drafted, DraftRows, InjectRows, greedy, nothing
 from engine.model.draft_layers import DraftLayers
 from engine.model.draft_layout import draft_geometry
 from engine.model.draft_ring import RING, BlockPlan, DraftState, window_keys
@@ -98,7 +98,10 @@ class DSparkDrafter:
         count, ops = anchors.shape[0], self.ops
         normed = ops.rms_norm(hidden.flatten(0, 1), self.head.norm, self.config.rms_norm_eps)
         logits = ops.project(normed, self.head.head).view(self.block, count, -1)
-        hidden, state, previous = hidden.float(), self.markov.start(count), anchors
+        hidden = hidden.float()
+        if isinstance(choose, BlockChoose) and self.markov.weights.kind == "vanilla":
+            return self._choose_block(logits, hidden, anchors, choose, keep_logits=keep_logits)
+        state, previous = self.markov.start(count), anchors
         chosen: list[Tensor] = []
         seen: list[Tensor] = []
         for k in range(self.block):
@@ -107,8 +110,22 @@ class DSparkDrafter:
             previous = choose(k, logits[k].add_(bias))
             chosen.append(previous)
             seen.append(embedded)
-        survival = torch.ones(count, self.block, device=logits.device)
-        if self.confidence is not None:
-            survival = self.confidence.survival(hidden, torch.stack(seen))
         kept = logits.transpose(0, 1).contiguous() if keep_logits else None
-        return Drafted(torch.stack(chosen, dim=1), survival, kept)
+        return Drafted(torch.stack(chosen, dim=1), self._survival(hidden, torch.stack(seen)), kept)
+
+    def _choose_block(
+        self, logits: Tensor, hidden: Tensor, anchors: Tensor, choose: BlockChoose, *, keep_logits: bool
+    ) -> Drafted:
+        """From logits [gamma, B, V] and hidden [gamma, B, H] float32: the whole block at once."""
+        weights = self.markov.weights
+        ids, stats = choose.block(logits, anchors, weights.w1, weights.w2)
+        seen = torch.cat([anchors[None], ids.t()[:-1]])
+        embedded = self.markov.embed(seen.flatten()).view(*seen.shape, -1)
+        kept = logits.transpose(0, 1) if keep_logits else None
+        return Drafted(ids, self._survival(hidden, embedded), kept, stats)
+
+    def _survival(self, hidden: Tensor, embedded: Tensor) -> Tensor:
+        """[B, gamma] from hidden [gamma, B, H] and embedded [gamma, B, r], float32."""
+        if self.confidence is None:
+            return torch.ones(hidden.shape[1], self.block, device=hidden.device)
+        return self.confidence.survival(hidden, embedded)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from engine.errors import ShapeMismatch
+from engine.model.draft import DraftStats
 
 Int = npt.NDArray[np.int64]
 
@@ -24,6 +25,7 @@ class VerifyRows:
     draft_ids     int64 [B, gamma]
     draft_logits  float32 [B, gamma, V], what each drafted token was drawn from at its request's temperature;
                   None: a draft is the one token that could come (greedy drafts)
+    draft_stats   of those logits, where the drafting left them
     """
 
     slots: tuple[int, ...]
@@ -31,14 +33,37 @@ class VerifyRows:
     verify_lens: Int
     draft_ids: Tensor
     draft_logits: Tensor | None
+    draft_stats: DraftStats | None = None
 
     def only(self, index: int) -> VerifyRows:
         """The call that has this one group; its logits are the group's own rows."""
         one = slice(index, index + 1)
-        logits = None if self.draft_logits is None else self.draft_logits[one]
+        logits = None if self.draft_logits is None else self.draft_logits[one].contiguous()
         return VerifyRows(
             self.slots[one], self.positions[one], self.verify_lens[one], self.draft_ids[one], logits
         )
+
+
+def widths_of(rows: VerifyRows, logits: Tensor) -> Int:
+    """Rows of each group, int64 [B].
+
+    logits  [M, V]
+    raises  ShapeMismatch where the columns disagree
+    """
+    widths = np.asarray(rows.verify_lens, np.int64)
+    groups, gamma = rows.draft_ids.shape
+    sizes = (len(rows.slots), len(rows.positions), widths.size)
+    if set(sizes) != {groups}:
+        raise ShapeMismatch(f"slots, positions, verify_lens hold {sizes} entries, {groups} are drafted")
+    low, high = widths.min(initial=0), widths.max(initial=0)
+    if low < 0 or high > gamma + 1:
+        raise ShapeMismatch(f"verify_lens {low} .. {high} with {gamma} drafted tokens a group")
+    if int(widths.sum()) != len(logits):
+        raise ShapeMismatch(f"{int(widths.sum())} rows to verify, {len(logits)} rows of logits")
+    wanted = (groups, gamma, logits.shape[1])
+    if rows.draft_logits is not None and tuple(rows.draft_logits.shape) != wanted:
+        raise ShapeMismatch(f"draft logits are {tuple(rows.draft_logits.shape)}, not {wanted}")
+    return widths
 
 
 class Layout:
@@ -51,19 +76,8 @@ class Layout:
 
     def __init__(self, rows: VerifyRows, logits: Tensor) -> None:
         """Raises ShapeMismatch where the columns disagree."""
-        self.widths = np.asarray(rows.verify_lens, np.int64)
+        self.widths = widths_of(rows, logits)
         groups, gamma = rows.draft_ids.shape
-        sizes = (len(rows.slots), len(rows.positions), self.widths.size)
-        if set(sizes) != {groups}:
-            raise ShapeMismatch(f"slots, positions, verify_lens hold {sizes} entries, {groups} are drafted")
-        low, high = self.widths.min(initial=0), self.widths.max(initial=0)
-        if low < 0 or high > gamma + 1:
-            raise ShapeMismatch(f"verify_lens {low} .. {high} with {gamma} drafted tokens a group")
-        if int(self.widths.sum()) != len(logits):
-            raise ShapeMismatch(f"{int(self.widths.sum())} rows to verify, {len(logits)} rows of logits")
-        wanted = (groups, gamma, logits.shape[1])
-        if rows.draft_logits is not None and tuple(rows.draft_logits.shape) != wanted:
-            raise ShapeMismatch(f"draft logits are {tuple(rows.draft_logits.shape)}, not {wanted}")
         self.gamma, self.device = gamma, logits.device
         self.firsts = np.cumsum(self.widths) - self.widths
         self.groups = np.repeat(np.arange(groups), self.widths)

@@ -13,8 +13,9 @@ from torch import Tensor
 from engine.messages import LogprobColumns
 from engine.runner.batch import ForwardBatch
 from engine.runner.bindings import Bindings
-from engine.runner.logprobs import NO_COLUMNS, columns, message, nothing_chosen, token_logprobs
-from engine.runner.sampling import Chosen, Rows, Sampler
+from engine.runner.columns import Upload
+from engine.runner.logprobs import NO_COLUMNS, columns, message, nothing_chosen
+from engine.runner.sampling import Chosen, Rows
 
 Int32 = npt.NDArray[np.int32]
 
@@ -70,8 +71,8 @@ class Answers:
     """Samples rows of bound slots and reads their log probabilities."""
 
     def __init__(self, bindings: Bindings, device: torch.device) -> None:
-        self.bindings, self.device = bindings, device
-        self.sampler = Sampler(bindings.parameters, bindings.counts)
+        self.bindings, self.choices = bindings, bindings.choices
+        self._to = Upload(device)
 
     def wanted(
         self,
@@ -114,7 +115,7 @@ class Answers:
         )
         own = logits[wanted.verified : wanted.verified + len(wanted.sampled)]
         chosen, errors = self._sample(own, rows)
-        tokens, valid = chosen.tokens.tolist(), chosen.valid.tolist()
+        tokens, valid = torch.stack((chosen.tokens, chosen.valid.to(torch.int64))).tolist()
         for row, group in enumerate(wanted.sampled):
             if row in errors or not valid[row]:
                 outcome.failed[names[group]] = errors.get(row, BAD_LOGITS)
@@ -126,14 +127,14 @@ class Answers:
     def _sample(self, logits: Tensor, rows: Rows) -> tuple[Chosen, dict[int, str]]:
         """Sample all rows at once; where that raises, one by one, so that only the rows at fault fail."""
         try:
-            return self.sampler.sample(logits, rows), {}
+            return self.choices.sample(logits, rows), {}
         except Exception:
             tokens = torch.zeros(len(rows.slots), dtype=torch.int64, device=logits.device)
             valid = torch.zeros(len(rows.slots), dtype=torch.bool, device=logits.device)
             errors: dict[int, str] = {}
             for row in range(len(rows.slots)):
                 try:
-                    one = self.sampler.sample(logits[row : row + 1], rows.only(row))
+                    one = self.choices.sample(logits[row : row + 1], rows.only(row))
                     tokens[row : row + 1], valid[row : row + 1] = one.tokens, one.valid
                 except Exception as error:
                     errors[row] = f"sampling failed: {error}"
@@ -160,17 +161,17 @@ class Answers:
             index = self.ids([outcome.rows[g] + place for g, place in own])
             tokens = self.ids([outcome.tokens[g][place] for g, place in own])
             tops = [of(slots[g]).logprobs for g, _ in own]
-            output = columns(len(emitted), asked, token_logprobs(logits[index], tokens, tops))
+            output = columns(len(emitted), asked, self.choices.logprobs(logits[index], tokens, tops))
         prompt = NO_COLUMNS
         scored = [(names[group], position) for group, position in wanted.scored]
         if scored:
             prompts = self.bindings.prompts
             tokens = self.ids([int(prompts[slots[group]][position]) for group, position in scored])
             tops = [of(slots[group]).prompt_logprobs for group, _ in scored]
-            found = token_logprobs(logits[wanted.verified + len(wanted.sampled) :], tokens, tops)
+            found = self.choices.logprobs(logits[wanted.verified + len(wanted.sampled) :], tokens, tops)
             prompt = columns(len(scored), range(len(scored)), found)
         return message(output, prompt, scored)
 
     def ids(self, values: Sequence[int]) -> Tensor:
         """int64 [n] on the device."""
-        return torch.tensor(values, dtype=torch.int64, device=self.device)
+        return self._to.int64(np.array(values, np.int64))

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from engine.errors import BadRequest
 from engine.memory.pools import KVState
 from engine.messages import SlotBind
-from engine.runner.parameters import SlotParameters
-from engine.runner.penalties import TokenCounts
+from engine.runner.choices import Choices
 
 Int32 = npt.NDArray[np.int32]
 
@@ -20,13 +16,13 @@ Int32 = npt.NDArray[np.int32]
 class Bindings:
     """One entry a slot; binding a slot replaces all of it.
 
+    choices  of their tokens
     prompts  of slots whose prompt tokens are scored
     broken   why a slot's request can't be sampled
     """
 
-    def __init__(self, slots: int, vocab_size: int, eos_ids: Sequence[int], device: torch.device) -> None:
-        self.parameters = SlotParameters(slots, vocab_size, eos_ids, device)
-        self.counts = TokenCounts(slots, vocab_size, device)
+    def __init__(self, choices: Choices) -> None:
+        self.choices, self.parameters = choices, choices.parameters
         self.prompts: dict[int, Int32] = {}
         self.broken: dict[int, str] = {}
 
@@ -36,9 +32,7 @@ class Bindings:
         self.prompts.pop(bind.slot, None)
         self.broken.pop(bind.slot, None)
         try:
-            self.parameters.bind(bind)
-            if self.parameters.of(bind.slot).penalised:
-                self.counts.bind(bind.slot, bind.prompt, bind.prompt_tokens)
+            self.choices.bind(bind)
             if bind.sampling.prompt_logprobs >= 0:
                 prompt = np.frombuffer(bind.prompt, np.int32)[: bind.prompt_tokens]
                 if len(prompt) < bind.prompt_tokens:

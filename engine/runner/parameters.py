@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from engine.errors import BadRequest
 from engine.messages import Sampling, SlotBind
+from engine.runner.columns import Upload
 from engine.runner.randomness import request_keys
 
 TEMPERATURE, TOP_P, MIN_P, REPETITION, FREQUENCY, PRESENCE = range(6)
@@ -62,6 +64,7 @@ class SlotParameters:
         self.features: list[Features | None] = [None] * slots
         self.bias: dict[int, tuple[Tensor, Tensor]] = {}
         self.stops: dict[int, Tensor] = {}
+        self._to = Upload(device)
 
     def bind(self, bind: SlotBind) -> None:
         """Give the slot to a request; BadRequest where a token id is outside the vocabulary."""
@@ -70,8 +73,7 @@ class SlotParameters:
         self.stops.pop(slot, None)
         features = features_of(sampling, bind.prompt_tokens, self.vocab_size)
         self.features[slot] = features
-        device = self.floats.device
-        self.floats[slot] = torch.tensor(
+        self.floats[slot] = self._float32(
             (
                 sampling.temperature,
                 sampling.top_p,
@@ -79,14 +81,13 @@ class SlotParameters:
                 sampling.repetition_penalty,
                 sampling.frequency_penalty,
                 sampling.presence_penalty,
-            ),
-            device=device,
+            )
         )
-        seed, child, top_k = torch.tensor((sampling.seed, bind.child, features.top_k), device=device)
-        self.ints[slot] = torch.stack((request_keys(seed, child), top_k))
+        seed, child, top_k = torch.tensor((sampling.seed, bind.child, features.top_k))
+        self.ints[slot] = self._to.int64(torch.stack((request_keys(seed, child), top_k)).numpy())
         if sampling.logit_bias:
             ids = self._token_ids([token for token, _ in sampling.logit_bias], "logit_bias")
-            self.bias[slot] = (ids, torch.tensor([value for _, value in sampling.logit_bias], device=device))
+            self.bias[slot] = (ids, self._float32([value for _, value in sampling.logit_bias]))
         if sampling.min_new_tokens > 0:
             self.stops[slot] = self._token_ids((*self.eos_ids, *sampling.stop_token_ids), "stop_token_ids")
 
@@ -101,7 +102,10 @@ class SlotParameters:
         wrong = [token for token in ids if not 0 <= token < self.vocab_size]
         if wrong:
             raise BadRequest(f"{param} names token {wrong[0]}, the vocabulary has {self.vocab_size}", param)
-        return torch.tensor(ids, dtype=torch.int64, device=self.floats.device)
+        return self._to.int64(np.array(ids, np.int64))
+
+    def _float32(self, values: Sequence[float]) -> Tensor:
+        return self._to.tensor(np.array(values, np.float32))
 
 
 def features_of(sampling: Sampling, prompt_tokens: int, vocab_size: int) -> Features:

@@ -5,12 +5,27 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from engine.errors import BadRequest
 
 _FIRST_ROOM = 256
+
+
+def seen_tokens(tokens: bytes, prompt_tokens: int, vocab_size: int) -> npt.NDArray[np.int32]:
+    """A request's prompt, and what was generated before a retraction.
+
+    tokens  int32[n], n >= prompt_tokens
+    raises  BadRequest where `tokens` is shorter than the prompt or holds ids outside the vocabulary
+    """
+    ids = np.frombuffer(tokens, np.int32)
+    if len(ids) < max(prompt_tokens, 1):
+        raise BadRequest(f"penalties need all {prompt_tokens} prompt tokens, {len(ids)} came")
+    if not (ids.min() >= 0 and ids.max() < vocab_size):
+        raise BadRequest(f"prompt holds a token outside the vocabulary of {vocab_size}", "prompt")
+    return ids
 
 
 class TokenCounts:
@@ -28,15 +43,10 @@ class TokenCounts:
     def bind(self, slot: int, tokens: bytes, prompt_tokens: int) -> None:
         """Start a slot's counts from its prompt and its earlier output.
 
-        tokens  int32[n], n >= prompt_tokens; the rest was generated before a retraction
-        raises  BadRequest where `tokens` is shorter than the prompt or holds ids outside the vocabulary
+        Arguments and errors are those of `seen_tokens`.
         """
-        ids = np.frombuffer(tokens, np.int32)
         vocab_size = self.output.shape[1]
-        if len(ids) < max(prompt_tokens, 1):
-            raise BadRequest(f"penalties need all {prompt_tokens} prompt tokens, {len(ids)} came")
-        if not (ids.min() >= 0 and ids.max() < vocab_size):
-            raise BadRequest(f"prompt holds a token outside the vocabulary of {vocab_size}", "prompt")
+        ids = seen_tokens(tokens, prompt_tokens, vocab_size)
         unique = np.unique(ids)
         self._make_room(len(unique))
         self.seen[slot] = int(unique[0])

@@ -28,7 +28,6 @@ from engine.actors.round import (
 )
 from engine.errors import Unexpected
 from engine.messages import RunStep, StepDone
-from engine.runner.acceptance import Acceptance
 from engine.runner.acceptance_layout import VerifyRows
 from engine.runner.answers import Answers, Outcome
 from engine.runner.batch import build_batch
@@ -67,7 +66,6 @@ class Rounds:
         self.model, self.state = path.model, path.state
         self.round = speculation.round
         self.answers, self.bindings = answers, answers.bindings
-        self.acceptance = Acceptance(self.bindings.parameters, self.bindings.counts)
         self._to = Upload(self.state.device)
 
     def execute(self, job: RunStep, began: float) -> StepDone:
@@ -137,7 +135,7 @@ class Rounds:
         anchors = anchors_of(columns, decoding, self.state, self._to)
         self.speculation.inject(decoding.slots, anchors)
         slots = decoding.slots.tolist()
-        choose = self.acceptance.choose(slots, (decoding.lengths + 1).tolist())
+        choose = self.bindings.choices.choose(slots, (decoding.lengths + 1).tolist())
         sampled = any(self.bindings.parameters.of(slot).by_odds for slot in slots)
         drafts = self.speculation.draft(decoding.slots, anchors, choose, guide, keep_logits=sampled)
         self.round.receive(Drafted())
@@ -208,10 +206,11 @@ class Rounds:
                 laid.lens,
                 laid.drafts.ids,
                 laid.drafts.logits,
+                laid.drafts.stats,
             )
             own = logits[: target.wanted.verified]
             most = masks.most(decoding.groups.size)
-            verdict = judge(self.acceptance, own, rows, decoding.groups.tolist(), outcome, most)
+            verdict = judge(self.bindings.choices, own, rows, decoding.groups.tolist(), outcome, most)
             kept[decoding.groups] = verdict.committed
             judged = laid.lens if most is None else np.minimum(laid.lens, most)
             self.speculation.correction.note(judged - 1, verdict.committed - 1)

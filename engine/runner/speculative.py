@@ -14,7 +14,7 @@ from engine.actors.round import Bind, Injected, Round
 from engine.memory.pools import KVState
 from engine.messages import SlotBind
 from engine.model.config import ModelConfig
-from engine.model.draft import Choose, Drafter, DraftRows, InjectRows
+from engine.model.draft import Choose, Drafted, Drafter, DraftRows, DraftStats, InjectRows
 from engine.model.draft_ring import DraftState
 from engine.runner.columns import Int, Upload
 from engine.runner.correction import Correction
@@ -43,6 +43,7 @@ class Drafts:
     usable    [n] bool on the host
     logits    [n, gamma, V] float32, None where no group samples
     worth     int64 [n], rows in front of a grammar's end, behind which nothing is kept; None: no grammar
+    stats     of the logits, where the choosing left them
     """
 
     ids: Tensor
@@ -50,6 +51,7 @@ class Drafts:
     usable: npt.NDArray[np.bool_]
     logits: Tensor | None
     worth: Int | None = None
+    stats: DraftStats | None = None
 
 
 class Speculation:
@@ -116,8 +118,7 @@ class Speculation:
         drafted = self.drafter.draft(self.state, rows, choose, keep_logits=keep_logits)
         survival = drafted.survival
         if drafted.logits is not None:
-            # A maximum is NaN where one number is, and tokens that a draft rules out don't disturb it.
-            survival = torch.where(drafted.logits.amax(-1).isfinite(), survival, torch.nan)
+            survival = torch.where(_largest(drafted, drafted.logits).isfinite(), survival, torch.nan)
         survival = survival.cpu()
         usable = np.isfinite(survival.numpy()).all(1)
         certain, guided = (None, NO_GROUPS) if guide is None else (guide.certain(), guide.places)
@@ -129,7 +130,7 @@ class Speculation:
             ids = ids.masked_fill(worthless, 0)
             survival = survival.masked_fill(torch.from_numpy(~usable)[:, None], 0.0)
         worth = None if guide is None else guide.worth()
-        return Drafts(ids, survival, usable, drafted.logits, worth)
+        return Drafts(ids, survival, usable, drafted.logits, worth, drafted.stats)
 
     def layout(self, drafts: Drafts, caps: Int, budget: int) -> tuple[Int, Int]:
         """(rows that each group runs, rows of it that may be accepted), both int64 [n].
@@ -142,6 +143,16 @@ class Speculation:
             caps = np.minimum(caps, drafts.worth)
         lens = verify_lens(drafts.survival, caps, -1 if self.mode == "static" else budget)
         return (caps if self.mode == "cap-accept" else lens), lens
+
+
+def _largest(drafted: Drafted, logits: Tensor) -> Tensor:
+    """The largest of each draft's logits [n, gamma, V], [n, gamma]; not finite where one is no number.
+
+    Tokens that a draft rules out don't disturb it.
+    """
+    if drafted.stats is None:
+        return logits.amax(-1)
+    return drafted.stats.tops.amax(-1).view(logits.shape[1], -1).t()
 
 
 def _bytes_of(state: DraftState) -> int:

@@ -11,12 +11,14 @@ import torch
 
 from engine.actors.round import MASK_SLOTS
 from engine.errors import ShapeMismatch
+from engine.kernel_sets import choices as choices_beside
 from engine.memory.pools import KVState
 from engine.messages import RunStep, SlotBind, StepDone
 from engine.model.model import DeepseekV4
 from engine.runner.answers import Answers, Outcome, Wanted
 from engine.runner.batch import ForwardBatch, build_batch
 from engine.runner.bindings import Bindings
+from engine.runner.choices import Choices
 from engine.runner.forward import commit_step, store_relay
 from engine.runner.graph_path import TargetPath
 from engine.runner.masking import MaskGroups, MaskSource, StepMasks, no_drafts
@@ -31,6 +33,7 @@ class StepRunner:
     eos_ids      what min_new_tokens forbids besides a request's own stop tokens
     speculation  what drafts; None: steps with `verify` are refused
     masks        of constrained requests; None: each of those fails
+    choices      of tokens, for these slots; None: as the model's kernel set does it
     """
 
     def __init__(
@@ -40,11 +43,15 @@ class StepRunner:
         eos_ids: Sequence[int],
         speculation: Speculation | None = None,
         masks: MaskSource | None = None,
+        choices: Choices | None = None,
     ) -> None:
         self.model = model
         self.state = state
-        self.bindings = Bindings(state.slots, model.config.vocab_size, eos_ids, state.device)
-        self.parameters, self.counts = self.bindings.parameters, self.bindings.counts
+        self.choices = choices or choices_beside(
+            model.ops, state.slots, model.config.vocab_size, eos_ids, state.device
+        )
+        self.bindings = Bindings(self.choices)
+        self.parameters = self.bindings.parameters
         self.speculation, self.masks = speculation, masks
         self.path = TargetPath(model, state)
         self._answers = Answers(self.bindings, state.device)

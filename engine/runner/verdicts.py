@@ -9,9 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.runner.acceptance import Acceptance, Accepted
+from engine.runner.acceptance import Accepted
 from engine.runner.acceptance_layout import VerifyRows
 from engine.runner.answers import BAD_LOGITS, Outcome
+from engine.runner.choices import Choices
 from engine.runner.columns import Int, Upload
 
 
@@ -29,7 +30,7 @@ class Verdict:
 
 
 def judge(
-    acceptance: Acceptance,
+    choices: Choices,
     logits: Tensor,
     rows: VerifyRows,
     groups: Sequence[int],
@@ -41,7 +42,7 @@ def judge(
     logits  float32 [sum of verify_lens, V]
     most    int64 [n], tokens that each may emit, as its grammar ends with the last of them; None: all
     """
-    accepted, errors = _accept(acceptance, logits, rows)
+    accepted, errors = _accept(choices, logits, rows)
     counts = torch.where(accepted.valid, accepted.counts, 0)
     if most is not None:
         counts = counts.minimum(Upload(counts.device).int64(most))
@@ -57,10 +58,10 @@ def judge(
     return Verdict(counts, committed, last)
 
 
-def _accept(acceptance: Acceptance, logits: Tensor, rows: VerifyRows) -> tuple[Accepted, dict[int, str]]:
+def _accept(choices: Choices, logits: Tensor, rows: VerifyRows) -> tuple[Accepted, dict[int, str]]:
     """All groups at once; where that raises, one by one, so that only the groups at fault fail."""
     try:
-        return acceptance.accept(logits, rows), {}
+        return choices.accept(logits, rows), {}
     except Exception:
         n, width = len(rows.slots), rows.draft_ids.shape[1] + 1
         tokens = torch.zeros(n, width, dtype=torch.int64, device=logits.device)
@@ -70,7 +71,7 @@ def _accept(acceptance: Acceptance, logits: Tensor, rows: VerifyRows) -> tuple[A
         stops = np.cumsum(rows.verify_lens)
         for place, (first, stop) in enumerate(zip(stops - rows.verify_lens, stops, strict=True)):
             try:
-                one = acceptance.accept(logits[first:stop], rows.only(place))
+                one = choices.accept(logits[first:stop], rows.only(place))
                 tokens[place], counts[place], valid[place] = one.tokens[0], one.counts[0], one.valid[0]
             except Exception as error:
                 errors[place] = f"sampling failed: {error}"
