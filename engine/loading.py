@@ -86,6 +86,7 @@ class Loaded:
             "graph_memory_usage_gb": self.graphs.bytes / GB if self.graphs else 0.0,
             "startup_cuda_graph_time_seconds": self.graphs.took_s if self.graphs else 0.0,
             f'kernel_set{{set="{self.kernels}"}}': 1.0,
+            f'sampling_set{{set="{self.runner.choices.name}"}}': 1.0,
         }
         masks: Callable[[], dict[str, float]] = dict
         if self.grammars is not None:
@@ -130,6 +131,7 @@ def load_rank(settings: Settings, say: Say, groups: Groups = ALONE) -> Loaded:
     grammars = rank_grammars(text, config.vocab_size, eos_ids, device, sizes.slots, block + 1)
     masks = None if grammars is None else grammars.pipeline
     runner = StepRunner(model, state, eos_ids, speculation, masks)
+    say(f"sampling: {runner.choices.name}")
     with memory.taking("the workspaces of steps, and graphs", lever=_SMALLER_STEPS):
         warm_up(runner, settings, say)
         if device.type == "cuda":

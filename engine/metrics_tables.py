@@ -100,6 +100,9 @@ GAUGES = {
     "utilization": Series("share of what limits the rank: its slots in use, or its cache where that is more"),
     "decode_sum_seq_lens": Series("known tokens of the requests that hold a slot"),
     "kernel_set": Series("1 for the kernel set that runs", {"set": ("native", "tiles", "torch", "triton")}),
+    "sampling_set": Series(
+        "1 for what samples and verifies: kernels, or plain torch", {"set": ("torch", "triton")}
+    ),
     "weight_memory_usage_gb": Series("of the loaded weights, in GB of 2^30 bytes"),
     "kv_cache_memory_usage_gb": Series("of all cache pools, in GB of 2^30 bytes"),
     "graph_memory_usage_gb": Series("of captured steps and their buffers, in GB of 2^30 bytes"),

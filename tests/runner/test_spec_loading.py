@@ -107,7 +107,7 @@ def test_a_checkpoint_without_a_draft_is_refused(folder: Path, tmp_path: Path) -
 
 def test_a_rank_tells_its_operations_and_what_takes_its_memory(loaded: tuple[Loaded, list[str]]) -> None:
     rank, said = loaded
-    assert "operations: native" in said
+    assert {"operations: native", "sampling: torch"} <= set(said)
     last = next(place for place, line in enumerate(said) if line.endswith("MiB in all"))
     lines = [line for line in said[: last + 1] if line.startswith("memory:")]
     sizes = {line.split("MiB ")[1]: float(line.split()[1]) for line in lines}
@@ -119,6 +119,7 @@ def test_a_rank_tells_its_operations_and_what_takes_its_memory(loaded: tuple[Loa
     assert sum(sizes.values()) == pytest.approx(whole, abs=1.0)
     figures = rank.figures()
     assert figures['kernel_set{set="native"}'] == 1.0
+    assert figures['sampling_set{set="torch"}'] == 1.0
     assert figures["weight_memory_usage_gb"] + figures["kv_cache_memory_usage_gb"] == pytest.approx(
         whole / 1024, rel=0.01
     )
