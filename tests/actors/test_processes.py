@@ -26,11 +26,7 @@ def started() -> Iterator[list[Server]]:
     servers: list[Server] = []
     yield servers
     for server in servers:
-        if server.process.poll() is None:
-            server.process.kill()
-            server.process.wait()
-        if server.process.stderr is not None:
-            server.process.stderr.close()
+        server.close()
 
 
 def events(text: str) -> list[str]:
@@ -48,11 +44,11 @@ def test_a_signal_ends_an_idle_server_cleanly(model: Path, started: list[Server]
 
 
 def test_a_running_request_ends_whole_and_new_ones_are_refused_while_draining(
-    model: Path, started: list[Server]
+    model: Path, started: list[Server], tmp_path: Path
 ) -> None:
-    started.append(server := Server(model))
+    started.append(server := Server(model, drain_s=60.0, TRIVIAL_GATE=str(tmp_path / "go on")))
     server.wait_ready()
-    body = {**LONG, "max_tokens": 200}
+    body = {**LONG, "max_tokens": 40}
     # The client is made before: what comes a second after the signal would find nobody.
     with (
         httpx.Client(base_url=server.url, timeout=WITHIN_S, verify=False) as client,
@@ -60,8 +56,10 @@ def test_a_running_request_ends_whole_and_new_ones_are_refused_while_draining(
     ):
         lines = answer.iter_lines()
         next(lines)
-        server.signal(signal.SIGTERM)
+        server.process.send_signal(signal.SIGTERM)
+        server.wait_draining(client)
         refused = client.post("/v1/completions", json=PROMPT)
+        (tmp_path / "go on").touch()
         rest = events("\n".join(lines))
     assert refused.status_code == 503
     assert "retry-after" in refused.headers
@@ -70,7 +68,7 @@ def test_a_running_request_ends_whole_and_new_ones_are_refused_while_draining(
     assert server.end()[0] == 0
 
 
-@pytest.mark.parametrize(("drain_s", "signals"), [(0.3, 1), (20.0, 2)])
+@pytest.mark.parametrize(("drain_s", "signals"), [(0.3, 1), (600.0, 2)])
 def test_the_drain_limit_or_a_second_signal_cuts_what_runs_with_an_error_event(
     model: Path, started: list[Server], drain_s: float, signals: int
 ) -> None:
@@ -125,7 +123,7 @@ def test_a_broken_device_is_the_first_cause_that_is_reported(model: Path, starte
 
 
 def test_a_silent_device_is_given_up_and_every_stack_is_shown(model: Path, started: list[Server]) -> None:
-    started.append(server := Server(model, TRIVIAL_FAULT="hang"))
+    started.append(server := Server(model, TRIVIAL_FAULT="hang", TRIVIAL_HANG_S="1"))
     server.wait_ready()
     answer = server.post({**PROMPT, "max_tokens": 100})
     assert answer.status_code == 500

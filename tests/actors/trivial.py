@@ -14,6 +14,7 @@ import numpy as np
 
 import engine.front
 import engine.launch
+import engine.lifecycle_watch
 from engine.actors.core import Core
 from engine.actors.detok import Detok
 from engine.actors.intake import RankSetup
@@ -33,10 +34,14 @@ TOKEN = 300
 STEP_S = 0.005
 FAULT = os.environ.get("TRIVIAL_FAULT", "")
 """What goes wrong: `load`, `slow load`; `break`, `hang`, `slow` from step 10 on; `detok` after ten chunks."""
+GATE = os.environ.get("TRIVIAL_GATE", "")
+"""A file without which step 10 isn't answered."""
 FAULT_AT = 10
 FAULT_RANK = int(os.environ.get("TRIVIAL_FAULT_RANK", "0"))
 SLOW_S = 0.05
-WATCHDOG_S = float(os.environ.get("TRIVIAL_WATCHDOG_S", "1"))
+WATCHDOG_S = float(os.environ.get("TRIVIAL_WATCHDOG_S", "60"))
+HANG_S = float(os.environ.get("TRIVIAL_HANG_S", WATCHDOG_S))
+"""The same for the rank that something goes wrong in: it notices a device that hangs before its peer does."""
 SLOTS, QUEUED = 8, 16
 
 
@@ -49,6 +54,8 @@ class OneToken:
     def execute(self, job: RunStep) -> StepDone:
         time.sleep(STEP_S)
         fault = self._fault if job.epoch >= FAULT_AT else ""
+        while GATE and job.epoch >= FAULT_AT and not os.path.exists(GATE):
+            time.sleep(STEP_S)
         if fault == "break":
             raise RuntimeError("an illegal address was encountered")
         if fault in ("hang", "slow"):
@@ -75,11 +82,12 @@ class TrivialParts(ModelParts):
         return NoMatchers(mailbox.tell_first)
 
     def core(self, settings: Settings, rank: int, runner: object) -> Core:
+        watchdog_s = HANG_S if rank == FAULT_RANK else WATCHDOG_S
         return Rank(
             RankSetup(
                 rank=rank, ranks=settings.dp_size, slots=SLOTS, queued=QUEUED, chunk_tokens=256,
                 context_tokens=8192, window_tokens=128, full_pages=300, window_pages=40, eos_ids=(1,),
-                watchdog_ms=int(WATCHDOG_S * 1000),
+                watchdog_ms=int(watchdog_s * 1000),
             )
         )  # fmt: skip
 
@@ -102,7 +110,10 @@ def main(argv: list[str]) -> int:
         run_process(int(argv[1]), TrivialParts())
     if FAULT == "detok":
         engine.front.Detok = FailingDetok
-    engine.launch.STOP_S = float(os.environ.get("TRIVIAL_STOP_S", engine.launch.STOP_S))
+    engine.launch.STOP_S = float(os.environ.get("TRIVIAL_STOP_S", "60"))
+    engine.lifecycle_watch.LEAST_S = float(
+        os.environ.get("TRIVIAL_SILENCE_S", engine.lifecycle_watch.LEAST_S)
+    )
     settings = Settings(
         port=int(argv[1]),
         model_path=argv[2],
