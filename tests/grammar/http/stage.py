@@ -16,7 +16,7 @@ from engine.grammar.compiler import Compiler, whole_library
 from engine.grammar.key import GrammarKey
 from engine.messages import Entry, GrammarArtifact, MatcherReady, MatcherWanted, Message
 from tests.api.stage import Script, Stage, stage
-from tests.grammar.service.stage import Running, running, vocabulary
+from tests.grammar.service.stage import Running, patient, running, vocabulary
 
 
 @cache
@@ -90,7 +90,7 @@ async def constrained(
 ) -> AsyncIterator[Constrained]:
     """An engine with this script and these limits of compiling."""
     async with (
-        running(limits or GrammarLimits()) as compiling,
+        running(limits or patient()) as compiling,
         stage(script, grammars=compiling.service, **flags) as made,
     ):
         made.refs["matchers"] = Matchers(made.rank)

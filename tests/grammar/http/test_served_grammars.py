@@ -45,6 +45,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, subp
     """(url, process) of a server that is ready; afterwards it ends by itself and leaves no process behind."""
     store = tmp_path_factory.mktemp("grammars")
     flags = ["--threads", "1", "--max-total-tokens", "65536", "--grammar-cache-dir", str(store)]
+    flags += ["--grammar-timeout", "60"]
     with server(flags) as (port, child):
         url = f"http://127.0.0.1:{port}"
         while not figure(url, "grammar_workers"):
@@ -53,7 +54,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, subp
         started = children(child.pid)
         assert any(b"engine.grammar.worker" in command(pid) for pid in started)
         child.send_signal(signal.SIGTERM)
-        assert child.wait(30) == 0
+        assert child.wait(60) == 0
         assert [pid for pid in started if Path(f"/proc/{pid}").exists()] == []
 
 
@@ -152,7 +153,7 @@ def test_sixteen_schemas_at_once_are_compiled_once_each_and_all_obeyed(served: t
 
 def figure(url: str, name: str) -> float:
     """A series without further labels."""
-    lines = httpx.get(url + "/metrics").text.splitlines()
+    lines = httpx.get(url + "/metrics", timeout=60).text.splitlines()
     (line,) = [one for one in lines if one.startswith(f"sglang:{name}{{")]
     return float(line.rsplit(" ", 1)[1])
 

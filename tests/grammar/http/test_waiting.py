@@ -9,13 +9,12 @@ from typing import Any
 import anyio
 import pytest
 
-from engine.actors.grammar_keys import GrammarLimits
 from engine.grammar.gate import GrammarRefused
 from engine.messages import Stop
 from tests.api.client import RawClient, events_of
 from tests.api.stage import says
 from tests.grammar.http.stage import Constrained, constrained
-from tests.grammar.service.stage import endless
+from tests.grammar.service.stage import endless, patient
 
 pytestmark = pytest.mark.anyio
 TEXT = "/v1/completions"
@@ -43,7 +42,7 @@ def unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_a_grammar_that_takes_too_long_is_a_408_and_others_go_on() -> None:
-    async with constrained(says("abc"), GrammarLimits(workers=2, timeout_s=1.0)) as found:
+    async with constrained(says("abc"), patient(workers=2)) as found:
         late: list[Any] = []
 
         async def wait() -> None:
@@ -51,10 +50,12 @@ async def test_a_grammar_that_takes_too_long_is_a_408_and_others_go_on() -> None
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(wait)
+            await found.compiling.busy()
             for number in range(5):
                 answer = await found.made.post(TEXT, {"prompt": "x", "regex": f"a{{{number + 1}}}"})
                 assert answer.status_code == 200
             assert late == []
+            found.compiling.expire()
         (answer,) = late
         assert (answer.status_code, answer.json()["error"]["type"]) == (408, "timeout_error")
         assert answer.headers["retry-after"] == "1"
@@ -63,7 +64,7 @@ async def test_a_grammar_that_takes_too_long_is_a_408_and_others_go_on() -> None
 
 
 async def test_a_client_that_leaves_ends_its_wait_at_once() -> None:
-    async with constrained(says("abc"), GrammarLimits(workers=1, timeout_s=20.0)) as found:
+    async with constrained(says("abc"), patient(workers=1)) as found:
         clients = [RawClient(found.made.app, TEXT, slow(n=2, stream=stream)) for stream in (False, True)]
         async with anyio.create_task_group() as tasks:
             for client in clients:
@@ -79,13 +80,11 @@ async def test_a_client_that_leaves_ends_its_wait_at_once() -> None:
 
 
 async def until(found: Constrained, name: str, value: float) -> None:
-    with anyio.fail_after(5):
-        while found.figure(name) != value:
-            await anyio.sleep(0.01)
+    await found.compiling.until(lambda: found.figure(name) == value)
 
 
 async def test_a_full_queue_is_a_429() -> None:
-    async with constrained(says("abc"), GrammarLimits(workers=1, queued=1, timeout_s=1.5)) as found:
+    async with constrained(says("abc"), patient(workers=1, queued=1)) as found:
         statuses: list[int] = []
 
         async def wait(seed: int) -> None:
@@ -94,14 +93,15 @@ async def test_a_full_queue_is_a_429() -> None:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(wait, 1)
             tasks.start_soon(wait, 2)
-            await until(found, "num_grammar_queue_reqs", 2)
+            await found.compiling.queued(1)
             answer = await found.made.post(TEXT, {"prompt": "x", "regex": "a"})
             assert (answer.status_code, answer.headers["retry-after"]) == (429, "1")
+            found.compiling.expire()
         assert statuses == [408, 408]
 
 
 async def test_a_worker_that_is_killed_is_its_requests_500() -> None:
-    async with constrained(says("abc"), GrammarLimits(workers=1, timeout_s=20.0)) as found:
+    async with constrained(says("abc"), patient(workers=1)) as found:
         answers: list[Any] = []
 
         async def wait() -> None:
@@ -110,9 +110,7 @@ async def test_a_worker_that_is_killed_is_its_requests_500() -> None:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(wait)
             pool = found.compiling.service.pool
-            with anyio.fail_after(5):
-                while not pool.running:
-                    await anyio.sleep(0.01)
+            await found.compiling.busy()
             (worker,) = pool.running.values()
             os.kill(worker.child.process.pid, signal.SIGKILL)
         assert (answers[0].status_code, answers[0].json()["error"]["type"]) == (500, "internal_error")
@@ -137,7 +135,7 @@ async def test_before_the_workers_are_up_and_after_the_end_it_is_a_503() -> None
 
 
 async def test_the_end_of_the_server_answers_who_waits() -> None:
-    async with constrained(says("abc"), GrammarLimits(workers=1, timeout_s=20.0)) as found:
+    async with constrained(says("abc"), patient(workers=1)) as found:
         answers: list[Any] = []
 
         async def wait() -> None:
@@ -183,7 +181,7 @@ async def test_completions_of_one_request_share_one_grammar_and_streams_wait_for
 
 
 async def test_sixteen_different_keys_at_once_are_compiled_once_each() -> None:
-    async with constrained(says("abc"), GrammarLimits(workers=2)) as found:
+    async with constrained(says("abc"), patient(workers=2)) as found:
 
         async def one(number: int) -> None:
             body = {"prompt": "x", "regex": f"[a-z]{{{number % 16 + 1}}}"}

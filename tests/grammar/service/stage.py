@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import anyio
 
@@ -18,9 +19,11 @@ from engine.grammar.key import GrammarKey
 from engine.grammar.service import GrammarService, start_service
 from engine.grammar.tokenizer_info import Vocabulary, vocabulary_of
 from engine.grammar.worker import WorkerSettings
+from engine.messages import Tick
 from engine.model.tokenizer import load_tokenizer
 
 WIDTH, STOP = 8192, 1
+PATIENT_S = 100.0
 
 
 @cache
@@ -54,6 +57,11 @@ def endless(seed: int = 0, depth: int = 600) -> GrammarKey:
     return GrammarKey("structural_tag", json.dumps(body))
 
 
+def patient(**more: Any) -> GrammarLimits:
+    """Limits under which only `Running.expire` makes anything late, on however busy a host."""
+    return GrammarLimits(timeout_s=PATIENT_S, **more)
+
+
 class Running:
     """A service, and what its workers' failures were reported as."""
 
@@ -72,11 +80,30 @@ class Running:
             assert ready.value.key == key.wire()
             return ready.source
 
+    async def until(self, holds: Callable[[], bool]) -> None:
+        """Waits for it."""
+        with anyio.fail_after(PATIENT_S):
+            while not holds():
+                await anyio.sleep(0.005)
+
     async def finished(self, jobs: int) -> None:
         """Once the disk has what so many jobs have for it."""
-        with anyio.fail_after(30):
-            while self.service.counters.finished < jobs:
-                await anyio.sleep(0.01)
+        await self.until(lambda: self.service.counters.finished >= jobs)
+
+    async def busy(self) -> None:
+        """Once a worker has a job."""
+        await self.until(lambda: bool(self.service.pool.running))
+
+    async def queued(self, keys: int) -> None:
+        """Once so many keys wait for a worker, and one has a job."""
+        await self.busy()
+        await self.until(lambda: len(self.service.cores[-1].keys.queue) == keys)
+
+    def expire(self) -> None:
+        """As the clock would say when all that waits has waited too long, and refusals are forgotten."""
+        limits = self.service.limits
+        later_s = anyio.current_time() + limits.timeout_s + limits.refusal_s
+        self.service.mailbox.tell(Tick(later_s))
 
 
 @asynccontextmanager
@@ -87,7 +114,7 @@ async def running(limits: GrammarLimits, store: Path | None = None, **more: int)
         process = Process("api", wiring(), tasks, reports.append)
         settings = WorkerSettings(vocabulary(), str(store) if store else "", **more)
         service = start_service(process, limits, settings)
-        with anyio.fail_after(60):
+        with anyio.fail_after(PATIENT_S):
             await service.pool.started.wait()
         yield Running(service, reports)
         tasks.cancel_scope.cancel()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import queue
 import threading
-import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import msgspec
 import pytest
@@ -17,21 +17,22 @@ from engine.grammar.key import GrammarKey
 from engine.grammar.matchers import Matcher
 from engine.grammar.matchers_loader import MatcherLoader
 from engine.messages import GrammarArtifact
-from tests.grammar.service.stage import endless, strings, vocabulary, word
+from tests.grammar.service.stage import strings, vocabulary, word
 
 
 class Loop:
     """A loop's thread: runs what is posted, notes what is given."""
 
     def __init__(self, **limits: float) -> None:
+        self.now_s = 0.0
         self.posted: queue.Queue[Callable[[], None]] = queue.Queue()
         self.given: dict[int, Matcher | EngineError] = {}
         self.compiler = Compiler(vocabulary(), whole_library())
         self.loader = MatcherLoader(
             self.compiler,
-            GrammarLimits(**limits),
+            GrammarLimits(**limits),  # type: ignore[arg-type]
             self.posted.put,
-            time.monotonic,  # type: ignore[arg-type]
+            lambda: self.now_s,
         )
 
     def artifact(self, key: GrammarKey, with_payload: bool = False) -> GrammarArtifact:
@@ -51,16 +52,12 @@ class Loop:
 
         self.loader.want(request, artifact, give)
 
-    def until(self, holds: Callable[[], bool], within_s: float = 20) -> None:
-        """Runs what is posted, and ticks."""
-        until_s = time.monotonic() + within_s
+    def until(self, holds: Callable[[], bool]) -> None:
+        """Ticks, and runs what is posted."""
+        self.loader.tick()
         while not holds():
-            assert time.monotonic() < until_s
+            self.posted.get(timeout=60)()
             self.loader.tick()
-            try:
-                self.posted.get(timeout=0.02)()
-            except queue.Empty:
-                continue
 
 
 @pytest.fixture
@@ -114,19 +111,31 @@ def test_a_request_that_leaves_gets_nothing_and_pins_nothing(loop: Loop) -> None
     assert loop.loader.pinned_bytes == 0
 
 
-def test_a_late_load_fails_its_requests_and_nobody_loads_the_key_beside_it() -> None:
+def test_a_late_load_fails_its_requests_and_nobody_loads_the_key_beside_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The thread can't be ended; whoever comes next gets what it makes."""
-    loop = Loop(timeout_s=0.3, workers=2)
-    slow = loop.artifact(endless(depth=220))
-    beside = Loop(timeout_s=0.1, workers=2)  # Without the rules that the first compiler remembers.
-    beside.want(1, slow)
-    beside.until(lambda: 1 in beside.given)
-    assert isinstance(beside.given[1], GrammarTimedOut)
-    beside.want(2, slow)
-    beside.until(lambda: beside.loader.counts["compiles"] == 1)
-    assert beside.loader.counts["timeouts"] >= 1
-    beside.want(3, slow)
-    assert isinstance(beside.given[3], Matcher)
-    assert beside.loader.counts["compiles"] == 1
-    beside.loader.close()
+    loop = Loop(timeout_s=1.0, workers=2)
+    artifact, go_on, load = loop.artifact(word("ab")), threading.Event(), Compiler.load
+
+    def slow(self: Compiler, wanted: GrammarArtifact) -> Any:
+        assert go_on.wait(60)
+        return load(self, wanted)
+
+    monkeypatch.setattr(Compiler, "load", slow)
+    loop.want(1, artifact)
+    loop.now_s = 0.9
+    loop.until(lambda: True)
+    assert not loop.given
+    loop.now_s = 1.0
+    loop.until(lambda: 1 in loop.given)
+    assert isinstance(loop.given[1], GrammarTimedOut)
+    loop.want(2, artifact)
+    go_on.set()
+    loop.until(lambda: 2 in loop.given)
+    assert isinstance(loop.given[2], Matcher)
+    assert loop.loader.counts["timeouts"] == 1
+    loop.want(3, artifact)
+    assert isinstance(loop.given[3], Matcher)
+    assert loop.loader.counts["compiles"] == 1
     loop.loader.close()

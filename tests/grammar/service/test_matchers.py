@@ -16,13 +16,16 @@ import numpy as np
 import pytest
 
 from engine.errors import ConfigError, GrammarDiverged, GrammarRefused, ShapeMismatch
-from engine.grammar import matchers_selftest
+from engine.grammar import matchers, matchers_selftest
 from engine.grammar.compiler import Compiler, compiled_of, whole_library
 from engine.grammar.key import GrammarKey
 from engine.grammar.matchers import DEAD, ENDED, FREE, MASKED, Chain, Matcher, MatcherBatch
 from engine.grammar.matchers_selftest import chains_agree, one_by_one, self_test
 from engine.grammar.tokenizer_info import Vocabulary
 from tests.grammar.service.stage import STOP, WIDTH, strings, vocabulary
+
+PATIENT = 50_000
+"""In terms of a budget: what the host does to the clock fails nobody here."""
 
 GRAMMARS = [
     r'root ::= "{" ("\"" [a-z]+ "\"" ":" [0-9]+ ","?)* "}"',
@@ -156,16 +159,17 @@ def test_a_token_that_is_not_allowed_leaves_the_matcher_as_it_was(wrong: int) ->
     assert one.advance([a, b, STOP]) == (3, True)
 
 
-def test_a_slow_chain_fails_alone() -> None:
+def test_a_slow_chain_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every accepted token of this grammar takes longer than the one before."""
+    monkeypatch.setattr(matchers, "PATIENCE", PATIENT)
     a = vocabulary().tokens.index(b"a")
     slow = matcher('root ::= root root | "a" | ""', *[a] * 60)
     quick = matcher('root ::= "a"*')
     batch = MatcherBatch(WIDTH, [STOP], 40, budget_s=0.002)
     chains = [Chain(quick, np.full(6, a, np.int32)), Chain(slow, np.full(30, a, np.int32))]
-    began_s = time.perf_counter()
+    began_s = time.thread_time()
     found = batch.traverse(chains)
-    assert time.perf_counter() - began_s < 2.0
+    assert time.thread_time() - began_s < 2.0
     assert found.late == (1,)
     assert (found.kinds[:6] == MASKED).all()
     assert (found.kinds[6:] == DEAD).all()
@@ -190,7 +194,9 @@ def competitors() -> Iterator[None]:
 
 
 @pytest.mark.alone
-def test_who_is_pushed_aside_is_not_late_and_who_is_slow_fails_alone() -> None:
+def test_who_is_pushed_aside_is_not_late_and_who_is_slow_fails_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Time on the clock passes the budget again and again; the processor's share of a chain doesn't."""
     a = vocabulary().tokens.index(b"a")
     innocents = [matcher('root ::= "a"*') for _ in range(8)]
@@ -198,9 +204,10 @@ def test_who_is_pushed_aside_is_not_late_and_who_is_slow_fails_alone() -> None:
     budget_s = 0.002
     batch = MatcherBatch(WIDTH, [STOP], 80, budget_s)
     chains = [Chain(one, np.full(6, a, np.int32)) for one in innocents]
+    monkeypatch.setattr(matchers, "PATIENCE", PATIENT)
     longest_s = 0.0
     with competitors():
-        ends_s = time.monotonic() + 20.0
+        ends_s = time.monotonic() + 60.0
         while longest_s < 2 * budget_s and time.monotonic() < ends_s:
             for chain in chains:
                 began_s = time.perf_counter()

@@ -11,6 +11,7 @@ from typing import Any
 
 import anyio
 import pytest
+from anyio.abc import TaskStatus
 
 from engine.actors.grammar_keys import GrammarLimits
 from engine.errors import GrammarFailed, GrammarRefused, GrammarTimedOut, QueueFull
@@ -20,7 +21,7 @@ from engine.grammar.key import GrammarKey
 from engine.grammar.matchers import Matcher
 from engine.grammar.tokenizer_info import Vocabulary
 from tests.grammar.service import stage
-from tests.grammar.service.stage import WIDTH, Running, endless, running, strings, vocabulary, word
+from tests.grammar.service.stage import WIDTH, Running, endless, patient, running, strings, vocabulary, word
 
 Test = Callable[[Running], Coroutine[Any, Any, None]]
 
@@ -42,7 +43,7 @@ async def together(acts: list[Callable[[], Coroutine[Any, Any, None]]]) -> None:
 
 
 def test_sixty_four_keys_at_once_are_compiled_once_each_and_the_waiters_joined() -> None:
-    limits = GrammarLimits(workers=2)
+    limits = patient(workers=2)
     sources: Counter[str] = Counter()
 
     async def act(found: Running) -> None:
@@ -65,58 +66,70 @@ def test_sixty_four_keys_at_once_are_compiled_once_each_and_the_waiters_joined()
 
 
 def test_one_slow_grammar_is_abandoned_at_its_deadline_while_others_go_on() -> None:
-    late: list[float] = []
-
     async def act(found: Running) -> None:
-        async def slow() -> None:
-            began_s = anyio.current_time()
-            with pytest.raises(GrammarTimedOut):
-                await found.source(endless())
-            late.append(anyio.current_time() - began_s)
-
         async def others() -> None:
+            await found.busy()
             for number in range(20):
                 assert await found.source(word(f"w{number}")) == "compile"
-            late.append(0.0)
+            assert found.counts["timeouts"] == 0
+            found.expire()
 
-        await together([slow, slow, others])
-        assert late[0] == 0.0  # The others were done first.
+        await together([lambda: too_slow(found), lambda: too_slow(found), others])
         assert found.counts["timeouts"] == 1
+        await found.until(lambda: found.counts["killed"] == 1)
         # The key isn't refused: it is compiled again, by the worker that took the killed one's place.
-        with pytest.raises(GrammarTimedOut):
-            await found.source(endless())
+        await together([lambda: too_slow(found), lambda: expire_busy(found)])
         assert await found.source(word("after")) == "compile"
-        with anyio.fail_after(30):
-            while found.counts["killed"] < 2:
-                await anyio.sleep(0.01)
+        await found.until(lambda: found.counts["killed"] == 2)
         assert found.service.counters.worker_ends == {"killed": 2}
 
-    serve(GrammarLimits(workers=2, timeout_s=1.5), act)
-    assert all(1.4 < seconds < 10.0 for seconds in late[1:])
+    serve(patient(workers=2), act)
+
+
+async def too_slow(found: Running, seed: int = 0) -> None:
+    """A request whose grammar isn't compiled in time."""
+    with pytest.raises(GrammarTimedOut):
+        await found.source(endless(seed))
+
+
+async def expire_busy(found: Running) -> None:
+    """As soon as a worker has a job, its time is over."""
+    await found.busy()
+    found.expire()
+
+
+def test_a_deadline_passes_by_the_clock() -> None:
+    async def act(found: Running) -> None:
+        began_s = anyio.current_time()
+        await too_slow(found)
+        assert anyio.current_time() - began_s >= 0.5
+
+    serve(GrammarLimits(workers=1, timeout_s=0.5), act)
 
 
 def test_who_comes_while_the_worker_is_ended_waits_for_the_next_compile_of_the_key() -> None:
     async def act(found: Running) -> None:
         async def at_the_end() -> None:
-            await anyio.sleep(1.02)
-            with pytest.raises(GrammarTimedOut):
-                await found.source(endless())
+            await found.busy()
+            found.expire()
+            # The question is the next message behind the end, and a process takes a while to go.
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(too_slow, found)
+                await found.until(lambda: found.counts["killed"] == 1)
+                await expire_busy(found)
 
-        async def first() -> None:
-            with pytest.raises(GrammarTimedOut):
-                await found.source(endless())
+        await together([lambda: too_slow(found), at_the_end])
+        assert found.counts["inflight"] == 1
+        assert found.counts["timeouts"] == 2
+        await found.until(lambda: found.counts["killed"] == 2)
 
-        began_s = anyio.current_time()
-        await together([first, at_the_end])
-        assert anyio.current_time() - began_s < 10.0
-
-    serve(GrammarLimits(workers=1, timeout_s=1.0), act)
+    serve(patient(workers=1), act)
 
 
 def test_a_killed_worker_is_its_requests_failure_and_is_replaced() -> None:
     async def act(found: Running) -> None:
         async def kill() -> None:
-            await anyio.sleep(0.5)
+            await found.busy()
             kill_busy(found)
 
         async def ask() -> None:
@@ -128,7 +141,7 @@ def test_a_killed_worker_is_its_requests_failure_and_is_replaced() -> None:
         assert await found.source(word("after")) == "compile"
         assert len(found.reports) == 1
 
-    serve(GrammarLimits(workers=1), act)
+    serve(patient(workers=1), act)
 
 
 def test_an_idle_worker_that_dies_harms_no_request() -> None:
@@ -137,13 +150,11 @@ def test_an_idle_worker_that_dies_harms_no_request() -> None:
         for worker in map(int, children.read_text().split()):
             if b"engine.grammar.worker" in Path(f"/proc/{worker}/cmdline").read_bytes():
                 os.kill(worker, signal.SIGKILL)
-        with anyio.fail_after(30):
-            while found.service.counters.worker_ends["crashed"] == 0:
-                await anyio.sleep(0.01)
+        await found.until(lambda: found.service.counters.worker_ends["crashed"] > 0)
         assert await found.source(word("w")) == "compile"
         assert found.service.counters.worker_ends["crashed"] == 1
 
-    serve(GrammarLimits(workers=1), act)
+    serve(patient(workers=1), act)
 
 
 def test_a_refusal_is_remembered_and_says_why() -> None:
@@ -155,12 +166,12 @@ def test_a_refusal_is_remembered_and_says_why() -> None:
                 await found.source(bad)
         assert found.counts["refused"] == 1
         assert found.counts["refusal"] == 2
-        await anyio.sleep(1.1)
+        found.expire()
         with pytest.raises(GrammarRefused):
             await found.source(bad)
         assert found.counts["refused"] == 2
 
-    serve(GrammarLimits(refusal_s=1.0), act)
+    serve(patient(), act)
 
 
 def test_a_client_that_leaves_ends_its_wait_and_no_other() -> None:
@@ -168,7 +179,7 @@ def test_a_client_that_leaves_ends_its_wait_and_no_other() -> None:
 
     async def act(found: Running) -> None:
         async def leave() -> None:
-            with anyio.move_on_after(0.4):
+            with leaving:
                 await found.source(strings("a"))
 
         async def stay() -> None:
@@ -178,14 +189,17 @@ def test_a_client_that_leaves_ends_its_wait_and_no_other() -> None:
             with pytest.raises(GrammarFailed):
                 await found.source(endless())
 
-        async def free() -> None:
-            await anyio.sleep(0.8)
-            kill_busy(found)
-
         async def queued() -> None:
-            await anyio.sleep(0.2)
+            await found.busy()
             await together([leave, stay])
 
+        async def free() -> None:
+            await found.queued(2)
+            leaving.cancel()
+            await found.queued(1)
+            kill_busy(found)
+
+        leaving = anyio.CancelScope()
         await together([busy, queued, free])
         core = found.service.cores[-1]
         assert strings("a").wire() not in core.keys.place_of
@@ -193,7 +207,7 @@ def test_a_client_that_leaves_ends_its_wait_and_no_other() -> None:
         assert not core.reads
         assert found.counts["compiles"] == 1
 
-    serve(GrammarLimits(workers=1, timeout_s=30.0), act)
+    serve(patient(workers=1), act)
 
 
 def kill_busy(found: Running) -> None:
@@ -204,18 +218,15 @@ def kill_busy(found: Running) -> None:
 
 def test_a_full_queue_refuses_at_once() -> None:
     async def act(found: Running) -> None:
-        async def timed_out(seed: int) -> None:
-            with pytest.raises(GrammarTimedOut):
-                await found.source(endless(seed))
-
         async def refused() -> None:
-            await anyio.sleep(0.2)
+            await found.queued(1)
             with pytest.raises(QueueFull):
                 await found.source(word("a"))
+            found.expire()
 
-        await together([lambda: timed_out(1), lambda: timed_out(2), refused])
+        await together([lambda: too_slow(found, 1), lambda: too_slow(found, 2), refused])
 
-    serve(GrammarLimits(workers=1, queued=1, timeout_s=1.0), act)
+    serve(patient(workers=1, queued=1), act)
 
 
 def test_memory_stays_within_entries_and_bytes() -> None:
@@ -229,18 +240,18 @@ def test_memory_stays_within_entries_and_bytes() -> None:
         # Four entries are read: a fifth is given, and not kept.
         async with anyio.create_task_group() as tasks:
             for number in range(26, 30):
-                tasks.start_soon(_hold, found, word(f"w{number}"))
-            await anyio.sleep(0.3)
+                await tasks.start(_hold, found, word(f"w{number}"))
             assert await found.source(word("fifth")) == "compile"
             assert await found.source(word("fifth")) == "compile"
             assert found.counts["unkept"] == 2
             tasks.cancel_scope.cancel()
 
-    serve(GrammarLimits(cache_entries=4, cache_bytes=20_000), act)
+    serve(patient(cache_entries=4, cache_bytes=20_000), act)
 
 
-async def _hold(found: Running, key: GrammarKey) -> None:
+async def _hold(found: Running, key: GrammarKey, *, task_status: TaskStatus[None]) -> None:
     async with found.service.grammar(key):
+        task_status.started()
         await anyio.sleep_forever()
 
 
@@ -253,7 +264,7 @@ def test_every_artifact_is_loaded_to_the_same_masks_as_a_compile_here(tmp_path: 
             async with found.service.grammar(key) as ready:
                 artifacts.append(ready.value)
 
-    serve(GrammarLimits(), act, tmp_path / "store")
+    serve(patient(), act, tmp_path / "store")
     library = Library(vocabulary(), whole_library())
     for key, artifact in zip(keys, artifacts, strict=True):
         assert library.probe(library.compile(key)) == artifact.probe
@@ -270,7 +281,7 @@ def test_a_library_that_is_not_the_expected_one_fails_the_start(monkeypatch: pyt
         raise AssertionError("it started")
 
     with pytest.raises(ExceptionGroup) as caught:
-        serve(GrammarLimits(), act)
+        serve(patient(), act)
     # The worker's own words, and not how it ended.
     why = r"doesn't start: ConfigError: .*|doesn't start: GrammarRefused: .*"
     assert caught.group_contains(GrammarFailed, match=why, depth=3) or caught.group_contains(

@@ -55,13 +55,13 @@ def made(served: Served, store: Path, key: GrammarKey) -> tuple[str, GrammarArti
     async def main() -> None:
         async with anyio.create_task_group() as tasks:
             process = Process("api", wiring(), tasks, print)
-            settings = Settings(grammar_cache_dir=str(store), grammar_workers=1)
+            settings = Settings(grammar_cache_dir=str(store), grammar_workers=1, grammar_timeout_s=100.0)
             service = start_grammars(process, settings, served)
-            with anyio.fail_after(60):
+            with anyio.fail_after(100):
                 await service.pool.started.wait()
             async with service.grammar(key) as ready:
                 found.append((ready.source, ready.value))
-            with anyio.fail_after(30):
+            with anyio.fail_after(100):
                 while not service.counters.finished:
                     await anyio.sleep(0.01)
             tasks.cancel_scope.cancel()

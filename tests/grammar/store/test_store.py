@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -152,7 +153,7 @@ def test_a_full_disk_is_counted_and_nothing_half_written_is_left(tmp_path: Path)
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "tests.grammar.store.writer", *arguments]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=60)
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=100)
 
 
 def test_writers_that_are_killed_at_any_point_leave_a_sound_store(tmp_path: Path) -> None:
@@ -167,9 +168,11 @@ def test_writers_that_are_killed_at_any_point_leave_a_sound_store(tmp_path: Path
 
     for seed in range(3):
         start(seed)
-    until_s, killed = time.monotonic() + 6, 0
-    while time.monotonic() < until_s:
-        time.sleep(chance.uniform(0.2, 0.5))
+    killed, read = 0, tmp_path / "read"
+    while killed < 15:
+        grown = read.stat().st_size
+        wait_for(lambda grown=grown: read.stat().st_size > grown)  # type: ignore[misc]
+        time.sleep(chance.uniform(0.0, 0.3))
         victim = running.pop(chance.randrange(3))
         assert victim.poll() is None, victim.stderr.read().decode() if victim.stderr else ""
         end(victim)
@@ -184,12 +187,18 @@ def test_writers_that_are_killed_at_any_point_leave_a_sound_store(tmp_path: Path
     for number in there(store):
         found = store.read(key_of(number))
         assert found == artifact_of(key_of(number), len(found.payload) if found else 0)
-    assert killed >= 10
-    assert (tmp_path / "read").stat().st_size > 20
+    assert read.stat().st_size > 20
     assert len(there(store)) > 1
     assert not list(root.glob(f"*/*{TEMPORARY}"))
     actual = sum(path.stat().st_size for path in root.glob(f"*/*{ENTRY}"))
     assert counted == store.total_bytes() == actual <= limit
+
+
+def wait_for(true: Callable[[], bool]) -> None:
+    until_s = time.monotonic() + 60
+    while not true():
+        assert time.monotonic() < until_s
+        time.sleep(0.01)
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
