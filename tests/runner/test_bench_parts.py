@@ -15,6 +15,7 @@ from bench.kernel_cases import Case
 from bench.kernels import Rates, measure, over_floor
 from bench.parts import Part, Stage, failures, run_parts
 from bench.run import run
+from tests.kernels.triton.graph_parts import main
 from tests.runner.faulty_parts import breaks, counts, dies, hangs
 
 
@@ -62,6 +63,17 @@ def test_no_part_begins_when_the_time_is_over() -> None:
     outcome = stage.run(Part("late", counts, (1,), 60))
     assert (outcome.results, outcome.failed) == ([], "not begun: 1e-09 s are over")
     stage.close()
+
+
+def test_checks_of_recorded_steps_tell_last_what_failed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([Part("first", breaks, (1,), 60), Part("ranks", counts, (1,), 60)]) == 1
+    told = capsys.readouterr().out
+    place = told.index("shown by first on")
+    assert "ranks: 1 results" in told[:place]
+    assert told.rstrip().endswith("ValueError: an illegal address")
+    assert "not shown" not in told
+    assert main([Part("first", counts, (1,), 60)]) == 0
+    assert "not shown: two ranks, which need 2 devices" in capsys.readouterr().out
 
 
 def case(name: str, error: float, library: Any = ()) -> Case:
