@@ -7,13 +7,18 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import torch
 
 from engine.config import PAGE_TOKENS
 from engine.memory.pools import KVState
 from engine.messages import RunStep
-from engine.model.config import ModelConfig
+from engine.model.config import KVFormat, ModelConfig
+from engine.model.latent_rows import pack_rows
+from engine.model.row_layout import layout_of
 from engine.runner.plan import Plan, plan_step
 
+LARGEST = 3.0
+"""Of an index key's values, the largest: normal ones, 128 of them."""
 VERIFIED = 6
 """Rows of a request that verifies a block of five."""
 STAGGER = 37
@@ -93,26 +98,48 @@ class Context:
         self.slots = case.requests + 1
 
 
-def filled(config: ModelConfig, case: Case, device: Any, dtype: Any) -> KVState:
+def filled(config: ModelConfig, case: Case, device: Any, dtype: Any, kv: KVFormat = "model") -> KVState:
     """A state whose requests have case's lengths, and random values of the right size in all pools."""
     context = Context(case, config.sliding_window)
     pages = max(2, context.full_pages), max(2, context.window_pages)
-    state = KVState(config, context.slots, *pages, device, dtype)
-    for name, spec in state.specs.items():
-        if spec.layers:
-            state.pool(name).normal_()
-    for name in ("window", "c4", "index", "c128"):
-        # Row 0 of each pool is what an absent key reads.
-        state.pool(name)[:, :1] = 0
-    for layer in range(config.num_hidden_layers):
-        running = state.layer(layer).c128_state
-        if running is not None:
-            running[:, 1] = 1.0
+    state = KVState(config, context.slots, *pages, device, dtype, kv)
+    fill(state)
     for slot in range(1, context.slots):
         state.bind(slot, 1)
     state.map_pages(context.entries)
     state.lengths[1:] = state.lengths.new_tensor(case.lengths())
     return state
+
+
+def fill(state: KVState, generator: torch.Generator | None = None) -> None:
+    """Random values of the right size in all pools; codes and scales are those of such values."""
+    config = state.config
+    for name, spec in state.specs.items():
+        for pool in state.pool(name):
+            # FP8 rows are made of float32 values, four times as large.
+            for rows in torch.split(pool, 1 << 16):
+                rows.copy_(_drawn(name, rows, config, generator))
+        if spec.space != "slot" and spec.layers:
+            # Row 0 of each pool is what an absent key reads.
+            state.pool(name).view(torch.uint8)[:, :1] = 0
+    for layer in range(config.num_hidden_layers):
+        running = state.layer(layer).c128_state
+        if running is not None:
+            running[:, 1] = 1.0
+
+
+def _drawn(
+    name: str, rows: torch.Tensor, config: ModelConfig, generator: torch.Generator | None
+) -> torch.Tensor:
+    """What stands in these rows of a pool."""
+    latents, codes = rows.dtype == torch.uint8, rows.element_size() == 1
+    wide = config.head_dim if latents else rows.shape[1]
+    values = torch.randn(len(rows), wide, generator=generator, device=rows.device)
+    if latents:
+        return pack_rows(values.bfloat16(), layout_of(wide, rows.shape[1]))
+    if codes:
+        return (values * (448 / LARGEST)).clamp_(-448, 448).to(rows.dtype)
+    return torch.full_like(values, LARGEST / 448) if name == "index_scales" else values
 
 
 def planned(state: KVState, case: Case, model: Any, ranks: int, seed: int) -> Plan:

@@ -110,7 +110,7 @@ def context_work(config: ModelConfig, state: KVState, layer: int, case: Case) ->
         operations = 4.0 * case.width * heads * wide * (near + far)
         if ratio == C4 and entries > config.index_topk:
             assert cache.index is not None
-            size += entries * row_bytes(cache.index)
+            size += entries * (row_bytes(cache.index) + (0 if cache.index_scales is None else 4))
             index = config.index_n_heads * config.index_head_dim
             operations += 2.0 * case.width * index * (entries - case.width / 2 / C4)
         total += Work(size, 0.0, operations)

@@ -16,6 +16,7 @@ import torch
 
 from bench.step_case import Case, filled, planned, shortened
 from bench.step_compared import ComparedOps
+from engine.cache_format import cache_format
 from engine.config import Settings
 from engine.errors import EngineError
 from engine.kernel_sets import operations
@@ -44,7 +45,8 @@ def parity(settings: Settings, groups: Groups, device: torch.device) -> dict[str
     """Distances by what was compared. raises Differs"""
     config = shortened(ModelConfig.from_json(settings.model_path), LAYERS)
     dtype = getattr(torch, settings.dtype)
-    state, rank = filled(config, CASE, device, dtype), groups.dp.rank
+    kv = cache_format(settings, config)
+    state, rank = filled(config, CASE, device, dtype, kv), groups.dp.rank
 
     def built(own: Groups) -> DeepseekV4:
         ops = operations(settings)

@@ -16,10 +16,11 @@ from bench.step_case import Case, Context, filled, planned, shortened
 from bench.step_floor import Routed, Work, step_work
 from bench.step_parity import parity
 from bench.step_time import Captured, Rates, Recorder, breakdown, measured_rates, milliseconds
+from engine.cache_format import cache_format
 from engine.cache_sizes import bytes_of
 from engine.config import Settings
 from engine.kernel_sets import operations
-from engine.model.config import ModelConfig
+from engine.model.config import KVFormat, ModelConfig
 from engine.model.groups import Groups
 from engine.model.model import DeepseekV4
 from engine.rank_weights import rank_weights
@@ -91,7 +92,9 @@ def measure(job: Job, groups: Groups, device: torch.device, pipe: Connection) ->
         told["load_s"] = round(1e-3 * begin.elapsed_time(end), 2)
     pipe.send(("loaded", {**told, "rates": asdict(rates), "kernels": model.ops.name}))
     for case in job.cases:
-        figures = skipped(case, model) if not fits(case, model) else row(job, model, recorder, case, rates)
+        kv = cache_format(job.settings, model.config)
+        room = fits(case, model, kv)
+        figures = row(job, model, recorder, case, rates) if room else skipped(case, model, kv)
         pipe.send(("row", figures))
         gc.collect()
         if device.type == "cuda":
@@ -116,11 +119,11 @@ def load(job: Job, groups: Groups, device: torch.device) -> tuple[DeepseekV4, Re
     return model, recorder, {"weights_mib": sizes, "layers": config.num_hidden_layers}
 
 
-def fits(case: Case, model: DeepseekV4) -> bool:
+def fits(case: Case, model: DeepseekV4, kv: KVFormat) -> bool:
     """Whether every rank has room for the case's caches, and for the work on them."""
     if model.device.type == "cpu":
         return True
-    room = int(cache_bytes(case, model) + WORKSPACE < torch.cuda.mem_get_info(model.device)[0])
+    room = int(cache_bytes(case, model, kv) + WORKSPACE < torch.cuda.mem_get_info(model.device)[0])
     if model.groups.dp.size == 1:
         return bool(room)
     assert model.groups.dp.cpu is not None
@@ -134,19 +137,20 @@ def peer_bytes(model: DeepseekV4, rows: int) -> int:
     return peers * len(model.layers) * rows * (wide + 8 * choices + choices * wide)
 
 
-def cache_bytes(case: Case, model: DeepseekV4) -> int:
+def cache_bytes(case: Case, model: DeepseekV4, kv: KVFormat) -> int:
     """Of the pools of a case."""
     pages = Context(case, model.config.sliding_window)
     units = {"full": pages.full_pages, "window": pages.window_pages, "slot": pages.slots}
-    return sum(bytes_of(model.config, space, model.dtype.itemsize) * count for space, count in units.items())
+    size = model.dtype.itemsize
+    return sum(bytes_of(model.config, space, size, kv) * count for space, count in units.items())
 
 
-def skipped(case: Case, model: DeepseekV4) -> dict[str, Any]:
+def skipped(case: Case, model: DeepseekV4, kv: KVFormat) -> dict[str, Any]:
     """The row of a case that doesn't fit beside this many layers."""
     return {
         "kind": case.kind, "rows_per_rank": case.requests * case.width, "context": case.context,
         "layers": model.config.num_hidden_layers,
-        "skipped": f"no room for {cache_bytes(case, model) >> 20} MiB of caches",
+        "skipped": f"no room for {cache_bytes(case, model, kv) >> 20} MiB of caches",
     }  # fmt: skip
 
 
@@ -163,7 +167,8 @@ class Timed:
 
 def row(job: Job, model: DeepseekV4, recorder: Recorder, case: Case, rates: Rates) -> dict[str, Any]:
     """Figures of one case on this rank. raises ValueError for logits that are no numbers"""
-    state = filled(model.config, case, model.device, model.dtype)
+    kv = cache_format(job.settings, model.config)
+    state = filled(model.config, case, model.device, model.dtype, kv)
     plan = planned(state, case, model, job.ranks, seed=model.groups.dp.rank)
     pending = model.new_pending(plan.batch.load.padded_tokens, 0)
 
@@ -180,7 +185,7 @@ def row(job: Job, model: DeepseekV4, recorder: Recorder, case: Case, rates: Rate
         **figures(case, told, work, rates), "layers": model.config.num_hidden_layers,
         "distinct_experts": round(statistics.mean(layer.distinct for layer in routed), 1),
         "choices": round(statistics.mean(layer.choices for layer in routed), 1),
-        "kv_mib": round(cache_bytes(case, model) / 2**20, 1),
+        "kv_mib": round(cache_bytes(case, model, kv) / 2**20, 1), "kv": kv,
         "peer_bytes": peer_bytes(model, plan.batch.agreed_rows),
         "parts": told.parts, "breakdown": told.kernels,
     }  # fmt: skip

@@ -1,42 +1,43 @@
-"""Recorded steps by the kernel set: those of eager steps, and on a device a replay has the bits of a run."""
+"""Recorded steps by the kernel set: those of eager steps, and on a device a replay has the bits of a run.
+
+As a program (`python -m tests.kernels.triton.check_graphs`) it shows all of it in parts: see graph_parts.py.
+"""
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
+from bench.step_case import fill
 from engine.kernels.triton_ops import TritonOps
 from engine.memory.pools import KVState
 from engine.messages import RunStep
-from engine.model.config import ModelConfig
+from engine.model.config import KVFormat, ModelConfig
 from engine.model.model import DeepseekV4
 from engine.runner.batch import ForwardBatch, build_batch
 from engine.runner.forward import commit_step, forward
+from engine.runner.graph_path import TargetPath
 from engine.runner.graph_rows import GraphKey, pack
 from engine.runner.graphs import Buffers, Graphs, RecordedStep
 from engine.runner.plan import PlannedStep, plan_batch
 from tests.kernels.triton.cases import DEVICE
 from tests.kernels.triton.check_ops import FIELDS, model, state
+from tests.kernels.triton.graph_parts import main
+from tests.kernels.triton.graph_ranks import told_by_ranks
 
 KEY = GraphKey(tokens=3, slots=2, pages=1, width=2)
 STEPS = (((127, 71), (1, 1)),) if DEVICE == "cpu" else (((127, 71), (1, 1)), ((128, 72), (2, 1)))
 """First positions and rows of two requests: interpreted, which is slow, one step that closes both windows."""
 
 
-def filled(config: ModelConfig) -> KVState:
+def filled(config: ModelConfig, kv: KVFormat) -> KVState:
     """Random caches, the same each time."""
-    made, draw = state(config), torch.Generator(DEVICE).manual_seed(1)
-    for name, spec in made.specs.items():
-        if spec.layers:
-            made.pool(name).normal_(generator=draw)
-            if spec.space != "slot":
-                made.pool(name)[:, :1] = 0
-    for layer in range(config.num_hidden_layers):
-        running = made.layer(layer).c128_state
-        if running is not None:
-            running[:, 1] = 1.0
+    made = state(config, kv)
+    fill(made, torch.Generator(DEVICE).manual_seed(1))
     return made
 
 
@@ -64,17 +65,18 @@ def committed(kernels: DeepseekV4, held: KVState, plan: PlannedStep, out: Any) -
     return logits
 
 
-def test_a_recorded_step_is_the_eager_one_and_a_replay_the_run() -> None:
+@pytest.mark.parametrize("kv", ["fp8"] if DEVICE == "cpu" else ["model", "fp8"])
+def test_a_recorded_step_is_the_eager_one_and_a_replay_the_run(kv: KVFormat) -> None:
     config = ModelConfig.from_dict(
         {**FIELDS, "num_hidden_layers": 2, "compress_ratios": [4, 128], "num_hash_layers": 0}
     )
     kernels = model(TritonOps(torch.device(DEVICE)), config)
-    eager, rerun = filled(config), filled(config)
+    eager, rerun = filled(config, kv), filled(config, kv)
     sides = [eager, rerun]
     run = RecordedStep(kernels, rerun, KEY, (), Buffers(kernels, [KEY], 0))
     run.record(None)
     if DEVICE == "cuda":
-        sides.append(filled(config))
+        sides.append(filled(config, kv))
         graphs = Graphs(kernels, sides[2], [KEY], (), print)
     for starts, counts in STEPS:
         plain = plan_batch(eager, batch(starts, counts, 0), single_rows=True, ops=kernels.ops)
@@ -91,8 +93,39 @@ def test_a_recorded_step_is_the_eager_one_and_a_replay_the_run() -> None:
             assert torch.equal(committed(kernels, sides[2], replay, graphs.run(replay)), found)
     for name, spec in rerun.specs.items():
         for other in sides[2:] or sides[:1]:
-            own = rerun.pool(name)[:, spec.page_rows :]
-            assert torch.equal(own, other.pool(name)[:, spec.page_rows :]), name
-        assert spec.space == "slot" or not rerun.pool(name)[:, 0].any()
+            own, its = (side.pool(name)[:, spec.page_rows :].view(torch.uint8) for side in (rerun, other))
+            assert torch.equal(own, its), name
+        assert spec.space == "slot" or not rerun.pool(name)[:, 0].view(torch.uint8).any()
     if DEVICE == "cuda":
         graphs.close()
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="the host waits for nothing where it computes itself")
+@pytest.mark.parametrize("kv", ["model", "fp8"])
+def test_no_part_of_a_planned_step_waits_for_the_device(kv: KVFormat) -> None:
+    """The host reads a step's results, and nothing before them."""
+    config = ModelConfig.from_dict(
+        {**FIELDS, "num_hidden_layers": 2, "compress_ratios": [4, 128], "num_hash_layers": 0}
+    )
+    kernels = model(TritonOps(torch.device(DEVICE)), config)
+    path = TargetPath(kernels, filled(config, kv))
+    path.graphs = Graphs(kernels, path.state, [KEY], (), print)
+    for bucket in (0, KEY.tokens):
+        # What is compiled at first use may wait.
+        for watched in ("default", "error"):
+            torch.cuda.set_sync_debug_mode(watched)
+            try:
+                plan = path.plan(batch(*STEPS[0], bucket), bucket)
+                commit_step(kernels, path.state, plan, path.run(plan).pending)
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
+    kernels.ops.check()
+    path.graphs.close()
+
+
+def test_two_ranks_capture_their_collectives_and_end_in_order() -> None:
+    assert len(list(told_by_ranks("cpu"))) == 5
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -19,7 +19,7 @@ from engine.kernels.triton.oracle_ops import OracleOps
 from engine.kernels.triton_ops import TritonOps, check_device
 from engine.memory.pools import KVState
 from engine.messages import RunStep
-from engine.model.config import ModelConfig
+from engine.model.config import KVFormat, ModelConfig
 from engine.model.dummy import DummyWeights
 from engine.model.layout import DEEPSEEK_LAYOUT
 from engine.model.model import DeepseekV4
@@ -64,8 +64,8 @@ def step(starts: list[int], counts: list[int], seed: int) -> RunStep:
     )  # fmt: skip
 
 
-def state(config: ModelConfig) -> KVState:
-    made = KVState(config, 3, 3, 3, DEVICE, BF16)
+def state(config: ModelConfig, kv: KVFormat = "model") -> KVState:
+    made = KVState(config, 3, 3, 3, DEVICE, BF16, kv)
     for slot in (1, 2):
         made.bind(slot, 1)
     made.map_pages(np.array([[1, 0, 1, 2], [2, 0, 2, 1]], np.int32))
