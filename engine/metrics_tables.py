@@ -138,6 +138,10 @@ COUNTERS = {
     "spec_emitted_tokens_total": Series("tokens that rounds brought, those after a request's end included"),
     "spec_cap_trimmed_total": Series("drafted tokens for which a request had no page or no length left"),
     "spec_steps_total": Series("steps by what they drafted", {"kind": ("none", "plain", "draft", "probe")}),
+    "spec_verify_tier_total": Series(
+        "steps that verified drafts, by the captured size in tokens that they ran at; eager: at none",
+        {"tier": ("eager",)},
+    ),
     "spec_rows_truncated_total": Series(
         "rounds whose last tokens, or verified rows, came after their request's end",
         {"reason": ("grammar_end", "stop", "max_tokens")},

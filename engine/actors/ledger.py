@@ -29,8 +29,8 @@ class Ledger:
     drafts  what drafts bring; None: the rank doesn't speculate
     """
 
-    def __init__(self, speculation: Speculation | None = None) -> None:
-        self.drafts = None if speculation is None else SpecLedger(speculation.block)
+    def __init__(self, speculation: Speculation | None = None, captured: Sequence[int] = ()) -> None:
+        self.drafts = None if speculation is None else SpecLedger(speculation.block, captured)
         self.tokens = {"prefill_compute": 0, "decode": 0}
         self.passes = dict.fromkeys(PATHS, 0)
         self.seconds = dict.fromkeys(MODES[:-1], 0.0)

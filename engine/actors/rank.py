@@ -62,7 +62,8 @@ class Rank(Core):
         self.intake = Intake(setup, self.requests, self._tell)
         self.planner = Planner(self.requests, setup.chunk_tokens, setup.graphs, setup.speculation)
         self._results = Results(self.requests, setup.rank, setup.eos_ids, setup.window_tokens)
-        self._ledger = Ledger(setup.speculation)
+        captured = sorted({*setup.graphs.decode, *setup.graphs.prefill})
+        self._ledger = Ledger(setup.speculation, captured)
         self._figures = figures
         self.next_epoch = 0
         self.heard: list[Want | None] = [None] * setup.ranks

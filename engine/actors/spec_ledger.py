@@ -6,6 +6,7 @@ Acceptance is counted of what was verified, also in rows whose request had ended
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +22,9 @@ LOG = logging.getLogger("engine.speculation")
 
 PHASES = ("draft", "verify", "commit")
 
+EAGER = "eager"
+"""Tier of steps for which the ranks agreed on no captured size."""
+
 KEPT = 0.95
 """Weight of what the running means were before a step."""
 
@@ -35,11 +39,12 @@ class SpecLedger:
     """Totals since the start, running means, and sums since the last log line.
 
     block   drafted tokens of a round
+    tiers   steps that verified drafts, by the captured size in tokens that the ranks agreed on
     means   by name: tokens and rows of a request's round, share of verified drafts that were accepted
     silent  decode steps since one drafted last
     """
 
-    def __init__(self, block: int) -> None:
+    def __init__(self, block: int, captured: Sequence[int] = ()) -> None:
         self.block = block
         self.totals = dict.fromkeys(
             (
@@ -54,6 +59,7 @@ class SpecLedger:
         )
         self.trimmed = 0
         self.steps = dict.fromkeys(KINDS, 0)
+        self.tiers = dict.fromkeys((EAGER, *map(str, captured)), 0)
         self.phases = np.zeros(len(PHASES))
         self.accepted_at = np.zeros(block, np.int64)
         self.lengths = np.zeros(block + 2, np.int64)
@@ -73,6 +79,8 @@ class SpecLedger:
         counts = np.frombuffer(done.counts, np.uint8)[: batch.decodes].astype(np.int64)
         rows = np.frombuffer(done.verified, np.uint8)[: batch.decodes].astype(np.int64)
         self.steps[drafting.kind] += 1
+        if drafting.kind in (DRAFT, PROBE):
+            self.tiers[str(batch.step.bucket) if batch.step.bucket else EAGER] += 1
         self.phases += done.phases
         self.budget = drafting.budget
         self.trimmed += drafting.trimmed if drafting.kind != NONE else 0
@@ -150,6 +158,7 @@ class SpecLedger:
         }
         labelled = (
             ("spec_steps_total", "kind", self.steps),
+            ("spec_verify_tier_total", "tier", self.tiers),
             ("spec_rows_truncated_total", "reason", cut),
             ("spec_phase_seconds_total", "phase", dict(zip(PHASES, self.phases.tolist(), strict=True))),
             ("spec_accepted_tokens_per_pos_total", "position", dict(enumerate(self.accepted_at.tolist(), 1))),

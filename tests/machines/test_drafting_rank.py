@@ -246,5 +246,24 @@ def test_snapshots_count_what_drafts_brought_and_where_rounds_were_cut() -> None
     assert after['spec_verify_length_total{rows="4"}'] == 2
     assert after['spec_rows_truncated_total{reason="stop"}'] == 1
     assert after['spec_steps_total{kind="draft"}'] == 1
+    assert after['spec_verify_tier_total{tier="eager"}'] == 1
     assert after["spec_accept_length"] == 2.5
     assert "spec_drafts_total" not in Harness().rank._ledger.counters(h.rank.requests, h.rank.planner, {})
+
+
+def test_snapshots_count_the_captured_sizes_that_verified_drafts_ran_at() -> None:
+    h = drafting(graphs=Graphs(decode=(4, 8, 16)))
+    h.tell(Tick(1.0, 1.0))
+    begun(h, submit_of(1, 4, 40), submit_of(2, 4, 40))
+    answer(h, [[8, 8, 1, 8], [8]], [8, 5])
+    h.tell(Tick(2.0, 2.0))
+    before, after = (tiers_of(snapshot.counters) for snapshot in h.snapshots)
+    assert before == {"eager": 0, "4": 0, "8": 0, "16": 0}
+    # Two requests with three drafts each; the prompts before them ran eagerly, and had no drafts.
+    assert after == {"eager": 0, "4": 0, "8": 1, "16": 0}
+
+
+def tiers_of(counters: dict[str, float]) -> dict[str, float]:
+    """Steps by tier."""
+    name = "spec_verify_tier_total"
+    return {key.split('"')[1]: value for key, value in counters.items() if key.startswith(name)}
