@@ -7,6 +7,9 @@ back is a fault. On a virtual machine with two processors, a dozen operations on
 ms of processor time with its defaults and 95 ms so. A rank's memory then stands at its highest mark and stays
 there, which also makes growth visible.
 
+All threads share one heap. Other threads' heaps are rows of areas of 64 MiB: one that a step no longer needs is
+given back whatever the settings say, and the holes in one are of no use to the next.
+
 numpy keeps freed blocks, too: up to seven of each size below 1024 bytes, 3.5 MiB in all. Filled by requests,
 that took a rank more than an hour and looked like a leak: whatever still lived of what 300 requests had
 allocated, 800 blocks, was of this cache. Each of them also cut the heap where it happened to lie, so that
@@ -19,7 +22,7 @@ import ctypes
 
 import numpy as np
 
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8
 LARGEST_BLOCK = 32 << 20
 """Larger ones are mapped apart; glibc takes no higher bound."""
 
@@ -32,14 +35,15 @@ CACHED_BELOW, CACHED_EACH = 1024, 7
 
 
 def keep_freed_memory() -> bool:
-    """For the whole process; call it while the heap has no holes. False where the C library has no such
-    settings (musl).
+    """For the whole process; call it before there are threads, as each keeps the heap that it has.
+
+    False where the C library has no such settings (musl).
     """
-    _fill_block_cache()
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is None:
-        return False
-    return bool(mallopt(M_MMAP_THRESHOLD, LARGEST_BLOCK)) and bool(mallopt(M_TRIM_THRESHOLD, KEPT))
+    settings = ((M_ARENA_MAX, 1), (M_MMAP_THRESHOLD, LARGEST_BLOCK), (M_TRIM_THRESHOLD, KEPT))
+    known = mallopt is not None and all([mallopt(*setting) for setting in settings])
+    _fill_block_cache()
+    return known
 
 
 def _fill_block_cache() -> None:

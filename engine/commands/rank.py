@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 
+from engine.allocator import keep_freed_memory
 from engine.rank_parts import ModelParts
 from engine.rank_process import run_process
 
@@ -15,5 +16,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Runs the rank; doesn't return."""
+    keep_freed_memory()
     run_process(args.fd, ModelParts())
     return 0

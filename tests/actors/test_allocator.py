@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -69,3 +70,39 @@ def grown(how: str) -> int:
 def test_the_cache_of_small_blocks_is_full_from_the_start() -> None:
     assert grown("as it is") > 3 << 20
     assert grown("kept") < 100 << 10
+
+
+THREADS = """
+import ctypes, sys, threading
+from engine.allocator import keep_freed_memory
+if sys.argv[1] == "kept":
+    keep_freed_memory()
+library = ctypes.CDLL(None)
+library.fopen.restype = ctypes.c_void_p
+library.malloc_info.argtypes = [ctypes.c_int, ctypes.c_void_p]
+library.fclose.argtypes = [ctypes.c_void_p]
+meet = threading.Barrier(4)
+def hold():
+    held = bytearray(1 << 14)
+    meet.wait()
+    return held
+threads = [threading.Thread(target=hold) for _ in range(4)]
+[one.start() for one in threads]
+[one.join() for one in threads]
+told = library.fopen(sys.argv[2].encode(), b"w")
+library.malloc_info(0, told)
+library.fclose(told)
+"""
+
+
+def heaps(how: str, told: Path) -> int:
+    """Heaps of a process that had four threads."""
+    done = subprocess.run([sys.executable, "-c", THREADS, how, str(told)], capture_output=True, text=True)
+    if "malloc_info" in done.stderr:
+        pytest.skip("the C library doesn't tell of its heaps")
+    return told.read_text().count("<heap nr=")
+
+
+def test_all_threads_share_one_heap(tmp_path: Path) -> None:
+    assert heaps("as it is", tmp_path / "heaps") > 1
+    assert heaps("kept", tmp_path / "heaps") == 1
