@@ -25,7 +25,7 @@ FAULTS = {
 def run(processes: list[Process], all_steps: list[list[dict[str, Any]]], **more: Any) -> list[Any]:
     """Results by rank."""
     for rank, process in enumerate(processes):
-        common = {"rank": rank, "ranks": len(processes), "attach_s": 5.0, "timeout_s": 20.0}
+        common = {"rank": rank, "ranks": len(processes), "attach_s": 30.0, "timeout_s": 60.0}
         process.begin({**common, "steps": all_steps[rank], **more})
     return [process.result() for process in processes]
 
@@ -92,7 +92,7 @@ def test_three_ranks_agree_and_a_fault_of_one_is_one_error_on_all(
         side += [{**more, "epoch": last + 1}, {**more, "epoch": last + 2}]
     three[rank][good].update(fault=fault, how="spin")
     processes = [Process() for _ in three]
-    common = {"way": "group", "ranks": 3, "timeout_s": 2.0 if fault == "stop" else 30.0}
+    common = {"way": "group", "ranks": 3, "timeout_s": 4.0 if fault == "stop" else 60.0}
     common["file"] = str(tmp_path_factory.mktemp("store") / "store")
     for own, process in enumerate(processes):
         process.begin({**common, "rank": own, "steps": three[own]})

@@ -17,11 +17,11 @@ from engine.exchange.native import new_session, remove, remove_stale
 from tests.native.pairs import SHARED_MEMORY, Pool, Process, objects, steps
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the native exchange is Linux's")
-TIMEOUT_S = 20.0
-SHORT_S = 1.0
+TIMEOUT_S = 60.0
+SHORT_S = 3.0
 """Of faults that only a time-out finds; long enough for a busy machine to keep pace before them."""
 
-SLACK_S = 3.0
+SLACK_S = 20.0
 """What a busy machine may add before a test calls an error late. Far less than TIMEOUT_S."""
 
 FAULTS = {
@@ -35,6 +35,8 @@ FAULTS = {
 }
 """By fault: the error of the rank without it, and of the rank with it (None: it was killed, or none)."""
 
+WAITED_FOR = ("stop", "slow")
+
 
 @pytest.fixture(scope="module")
 def pool() -> Iterator[Pool]:
@@ -44,7 +46,7 @@ def pool() -> Iterator[Pool]:
 
 
 def plan(rank: int, session: str, steps: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
-    common = {"way": "native", "rank": rank, "session": session, "timeout_s": TIMEOUT_S, "attach_s": 5.0}
+    common = {"way": "native", "rank": rank, "session": session, "timeout_s": TIMEOUT_S, "attach_s": 30.0}
     return {**common, "steps": steps, **more}
 
 
@@ -83,13 +85,32 @@ def test_each_rank_hears_what_the_other_published(pool: Pool, both: list[list[di
         assert result["heard"] == heard_from(both, 1 - rank, len(both[0]))
 
 
-@pytest.mark.parametrize("fault", FAULTS)
-@settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def bounded(examples: int) -> settings:
+    return settings(
+        max_examples=examples, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    )
+
+
+@pytest.mark.parametrize("fault", [fault for fault in FAULTS if fault not in WAITED_FOR])
+@bounded(5)
 @given(data=st.data())
 def test_a_fault_at_any_step_is_one_named_error_on_both_sides_in_time(
     pool: Pool, fault: str, data: st.DataObject
 ) -> None:
-    timeout_s = SHORT_S if fault in ("stop", "slow") else TIMEOUT_S
+    check_fault(pool, fault, data)
+
+
+@pytest.mark.parametrize("fault", WAITED_FOR)
+@bounded(2)
+@given(data=st.data())
+def test_a_peer_that_says_nothing_at_any_step_is_one_error_on_both_sides_in_time(
+    pool: Pool, fault: str, data: st.DataObject
+) -> None:
+    check_fault(pool, fault, data)
+
+
+def check_fault(pool: Pool, fault: str, data: st.DataObject) -> None:
+    timeout_s = SHORT_S if fault in WAITED_FOR else TIMEOUT_S
     both = data.draw(steps())
     rank = data.draw(st.integers(0, 1))
     at = data.draw(st.integers(0, len(both[0]) - 1))
@@ -118,15 +139,17 @@ def test_a_fault_at_any_step_is_one_named_error_on_both_sides_in_time(
 
 def test_a_newcomer_with_a_used_session_is_refused_and_harms_nobody(pool: Pool) -> None:
     session = new_session()
-    step = {"channel": 0, "epoch": 0, "values": [1] * 7, "how": "sleep", "pause_us": 1_500_000, "fault": None}
+    step = {"channel": 0, "epoch": 0, "values": [1] * 7, "how": "sleep", "pause_us": 0, "fault": None}
     one, two, late = pool.take(3)
     one.begin(plan(0, session, [step]))
-    two.begin(plan(1, session, [step]))
+    # It stands still before its part of the round, until the newcomer is refused.
+    two.begin(plan(1, session, [{**step, "fault": "stop"}]))
     while objects(session) or not (one.has_joined(session) and two.has_joined(session)):
         os.sched_yield()
     late.begin(plan(1, session, [step], attach_s=0.2))
     refused = late.result()
     assert refused["error"] == "ExchangeTimeout"
+    two.resume()
     assert one.result()["error"] is two.result()["error"] is None
 
 
@@ -209,12 +232,13 @@ def test_a_dead_session_is_recognised_and_never_reused(pool: Pool) -> None:
     again.begin(plan(0, dead, []))
     assert again.result()["error"] == "ExchangeOwned"
     again.begin(plan(1, dead, []))
-    waiting.begin(plan(0, live, [], attach_s=1.0))
+    waiting.begin(plan(0, live, []))
     wait_for_object(live)
     assert again.result()["error"] == "PeerDead"
     assert not objects(dead)
     assert live not in remove_stale()
-    assert waiting.result()["error"] == "ExchangeTimeout"
+    again.begin(plan(1, live, []))
+    assert waiting.result()["error"] is again.result()["error"] is None
 
 
 def test_what_a_killed_creator_left_is_removed_by_the_launcher() -> None:

@@ -23,6 +23,12 @@ from engine.transport.descriptors import answer_to, frame_of, offer, take_answer
 from engine.transport.frames import ANSWER, Frame
 from engine.transport.memory import SEALS
 
+TAKEN = signal.SIGUSR1
+"""Tells a far end that its connection was taken."""
+
+SOON_S = 60.0
+"""For what takes a moment: only a hang takes longer."""
+
 Way = Callable[[dict[str, Any], Connection, Layout, Sequence[Region]], None]
 
 
@@ -35,7 +41,7 @@ def good(end: Connection, layout: Layout, regions: Sequence[Region], count: int)
 def put(end: Connection, frame: Frame, descriptors: list[int], deadline_s: float | None = None) -> None:
     """Sends, and closes what it has sent."""
     try:
-        end.send(frame, descriptors, deadline_s or time.monotonic() + 5)
+        end.send(frame, descriptors, deadline_s or time.monotonic() + SOON_S)
     finally:
         for descriptor in descriptors:
             os.close(descriptor)
@@ -43,7 +49,7 @@ def put(end: Connection, frame: Frame, descriptors: list[int], deadline_s: float
 
 def hear(end: Connection, layout: Layout) -> None:
     """Takes the answer, which raises what the far end found."""
-    take_answer(end, layout, time.monotonic() + 5)
+    take_answer(end, layout, time.monotonic() + SOON_S)
 
 
 def frame_with(change: Callable[[Frame, Layout], Frame]) -> Way:
@@ -152,8 +158,16 @@ def _later_version(data: bytes) -> bytes:
 
 
 def _silent(end: Connection) -> None:
-    time.sleep(1.0)
+    """Until the far end has given up."""
+    _until_left(end)
     raise DescriptorClosed("was silent")
+
+
+def _until_left(end: Connection) -> None:
+    """Waits until the far end has closed the connection."""
+    poller = select.poll()
+    poller.register(end._socket, select.POLLRDHUP)
+    poller.poll(SOON_S * 1000)
 
 
 def _leave(end: Connection) -> None:
@@ -171,8 +185,8 @@ def _orphan(end: Connection) -> None:
 
 
 def _kill(end: Connection) -> None:
-    """Not before the test has had time to take the connection."""
-    select.select([end._socket], [], [], 0.5)
+    """Not before the test has taken the connection, of which it tells."""
+    signal.sigtimedwait({TAKEN}, SOON_S)
     os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -225,7 +239,7 @@ FAULTY: dict[str, Way] = {
     "kill": ends_with(_kill),
     "orphan": ends_with(_orphan),
     "child": by_a_child,
-    "tells": lambda plan, end, layout, regions: offer(end, layout, regions[:-1], 5),
+    "tells": lambda plan, end, layout, regions: offer(end, layout, regions[:-1], SOON_S),
 }
 """By name: what the offering end does wrong."""
 
@@ -233,7 +247,7 @@ FAULTY: dict[str, Way] = {
 def answer(fault: str, plan: dict[str, Any], end: Connection, layout: Layout) -> None:
     """The receiving end takes `at` frames, then does something wrong."""
     for _ in range(plan["at"]):
-        for descriptor in end.receive(time.monotonic() + 5)[1]:
+        for descriptor in end.receive(time.monotonic() + SOON_S)[1]:
             os.close(descriptor)
     good_answer = answer_to(end, layout, 0)
     if fault == "kill":
@@ -256,4 +270,5 @@ def answer(fault: str, plan: dict[str, Any], end: Connection, layout: Layout) ->
         put(end, replace(good_answer, kind=ANSWER, session=bytes(16)), [])
     else:
         raise ValueError(fault)
-    time.sleep(0.1)
+    # Its end must not overtake what it said.
+    _until_left(end)

@@ -28,7 +28,7 @@ from engine.transport.cuda import Driver
 from engine.transport.descriptors import accept, offer
 from engine.transport.device import DeviceImporter, DeviceRegion
 from engine.transport.memory import HostImporter, HostRegion
-from tests.transport.faults import FAULTY, answer
+from tests.transport.faults import FAULTY, SOON_S, TAKEN, answer
 
 
 def held() -> list[str]:
@@ -98,7 +98,7 @@ def offers(plan: dict[str, Any], end: Connection, driver: Driver | None) -> None
             for _ in range(plan["batches"]):
                 offer(end, layout, regions, plan["within_s"])
         if plan["fault"] is None:
-            until_s = time.monotonic() + 10
+            until_s = time.monotonic() + SOON_S
             while not all(holds(region, 100 + i) for i, region in enumerate(regions)):
                 assert time.monotonic() < until_s, "the far end's bytes never came"
                 time.sleep(0.002)
@@ -163,6 +163,7 @@ def carry_out(plan: dict[str, Any], driver: Driver | None) -> dict[str, Any]:
 def main() -> None:
     """Plans until standard input ends."""
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {TAKEN})
     library = sys.argv[1] if len(sys.argv) > 1 else None
     print("ready", flush=True)
     for line in sys.stdin:

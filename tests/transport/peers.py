@@ -15,10 +15,11 @@ from typing import Any
 
 from engine.transport import Layout
 from engine.transport.connections import Connection, Identity, Rendezvous, identity_of
+from tests.transport.faults import SOON_S, TAKEN
 
 PEER = Path(__file__).with_name("peer.py")
 SESSION = bytes(range(1, 17))
-ANSWER_S = 60.0
+ANSWER_S = 100.0
 
 
 class Peers:
@@ -48,14 +49,23 @@ class Peers:
             "device": layout.device.hex(),
         }
         plan = {"path": self.rendezvous.path, "session": SESSION.hex(), "peer": [own.pid, own.start_ticks]}
-        plan |= {"role": role, "layout": told, "fault": None, "at": 0, "within_s": 10.0, "batches": 1} | more
+        plan |= {
+            "role": role,
+            "layout": told,
+            "fault": None,
+            "at": 0,
+            "within_s": SOON_S,
+            "batches": 1,
+        } | more
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(plan).encode() + b"\n")
         return Identity(*json.loads(self._line()))
 
     def meet(self, who: Identity) -> Connection:
         """The connection that the child has made."""
-        return self.rendezvous.accept(SESSION, 0, 1, who, 10.0)
+        end = self.rendezvous.accept(SESSION, 0, 1, who, SOON_S)
+        os.kill(who.pid, TAKEN)
+        return end
 
     @contextlib.contextmanager
     def meeting(self, role: str, layout: Layout, **more: Any) -> Iterator[Connection]:
