@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import anyio
+import anyio.to_thread
 import pytest
 
 from engine.actors.device import JOBS, DeviceThread, SimulatedDevice
@@ -41,7 +44,7 @@ class Waits(Answers):
         self.go_on = threading.Event()
 
     def execute(self, job: RunStep) -> StepDone:
-        self.go_on.wait(10)
+        assert self.go_on.wait(60)
         return super().execute(job)
 
 
@@ -57,7 +60,7 @@ class Breaks(Answers):
 async def started(tasks: Any, runner: Any) -> tuple[DeviceThread, Mailbox]:
     box = Mailbox("rank", 8, "wait")
     device = DeviceThread(lambda: runner, box.tell_first)
-    tasks.start_soon(device.run, 5.0)
+    tasks.start_soon(device.run, 60.0)
     await device.runner()
     return device, box
 
@@ -124,12 +127,77 @@ async def test_an_error_on_the_device_ends_its_task_with_the_cause() -> None:
     assert isinstance(error.__cause__, RuntimeError)
 
 
+class Overlaps(Answers):
+    """Launches at once; a step's results are there when it is let go on. Odd ones are waited for at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.launched: list[int] = []
+        self.second = threading.Event()
+        self.go_on = threading.Event()
+
+    def launch(self, job: RunStep) -> StepDone | Callable[[], StepDone]:
+        self.launched.append(job.epoch)
+        if len(self.launched) == JOBS:
+            self.second.set()
+        return self.execute(job) if job.epoch % 2 else partial(self._wait, job)
+
+    def _wait(self, job: RunStep) -> StepDone:
+        if job.epoch == 4:
+            raise RuntimeError("an illegal address")
+        assert self.go_on.wait(10)
+        return self.execute(job)
+
+
+@both_loops
+async def test_a_step_is_launched_while_the_results_of_the_one_before_are_awaited() -> None:
+    runner = Overlaps()
+    async with anyio.create_task_group() as tasks:
+        device, box = await started(tasks, runner)
+        device.submit(job(0))
+        device.submit(job(1))
+        # The second one has its results before the first one; they come in order all the same.
+        await anyio.to_thread.run_sync(runner.second.wait, 10)
+        assert runner.launched == [0, 1]
+        for _ in range(100):
+            await anyio.lowlevel.checkpoint()
+        assert len(box) == 0
+        with pytest.raises(DeviceFailed, match="epoch 2 is a third step"):
+            device.submit(job(2))
+        runner.go_on.set()
+        got: list[int] = []
+        while len(got) < JOBS:
+            got += [done.epoch for done in await box.take()]
+        assert got == [0, 1]
+        device.submit(job(3))
+        assert [done.epoch for done in await box.take()] == [3]
+        tasks.cancel_scope.cancel()
+    assert runner.threads == {"device", "arrivals"}
+    assert not {"device", "arrivals"} & {thread.name for thread in threading.enumerate()}
+
+
+@both_loops
+async def test_an_error_of_results_that_are_awaited_ends_the_task_with_the_cause() -> None:
+    async def fail() -> None:
+        async with anyio.create_task_group() as tasks:
+            device, _ = await started(tasks, Overlaps())
+            device.submit(job(4))
+            await anyio.sleep_forever()
+
+    with pytest.raises(BaseExceptionGroup) as raised:
+        await fail()
+    assert "an illegal address" in str(raised.value.exceptions[0])
+    assert isinstance(raised.value.exceptions[0].__cause__, RuntimeError)
+
+
 @both_loops
 async def test_leaving_joins_the_thread() -> None:
+    before = set(threading.enumerate())
     async with anyio.create_task_group() as tasks:
         await started(tasks, Answers())
+        assert [thread.name for thread in set(threading.enumerate()) - before] == ["device"]
         tasks.cancel_scope.cancel()
-    assert all(thread.name != "device" for thread in threading.enumerate())
+    assert set(threading.enumerate()) <= before
 
 
 async def test_a_simulated_device_answers_exactly_after_its_virtual_delay() -> None:

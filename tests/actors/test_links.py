@@ -60,8 +60,8 @@ async def linked(streams: Callable[[], Any], api_size: int = 64) -> AsyncIterato
     near, far = await streams()
     api, rank = End("api", near, TO_API, size=api_size), End("rank0", far, TO_RANK)
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(api.link.greet, 1.0)
-        await rank.link.greet(1.0)
+        tasks.start_soon(api.link.greet, 60.0)
+        await rank.link.greet(60.0)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(api.run)
         tasks.start_soon(rank.run)
@@ -222,7 +222,7 @@ async def test_a_link_ends_when_the_far_end_closes_after_the_last_message(stream
     api, rank = End("api", near, TO_API), End("rank0", far, TO_RANK)
     await far.send(rank.link.codec.encode("detok", step(1)))
     await far.aclose()
-    with anyio.fail_after(5):
+    with anyio.fail_after(60):
         await api.run()
     assert await api.boxes["detok"].take() == [step(1)]
     await near.aclose()
@@ -240,7 +240,7 @@ async def test_a_flushed_link_has_handed_over_everything_that_was_told(streams: 
         await rank.link.flush()
         tasks.cancel_scope.cancel()
     await rank.link.close()
-    with anyio.fail_after(5):
+    with anyio.fail_after(60):
         await api.run()
     assert [out.epoch for out in await api.boxes["detok"].take()] == list(range(30))
     await near.aclose()

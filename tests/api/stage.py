@@ -219,14 +219,14 @@ class Stage:
 
     async def settled(self, requests: int = 0) -> None:
         """Returns once this many requests are left."""
-        with anyio.fail_after(20):
+        with anyio.fail_after(60):
             while self.live != requests:
                 await anyio.sleep(0.001)
 
     async def snapshot(self) -> None:
         """A fresh snapshot of the rank has reached the metrics."""
         self.rank.tell(Tick(0.0, 1.0))
-        await anyio.sleep(0.01)
+        await anyio.wait_all_tasks_blocked()
 
     def client(self, **more: Any) -> httpx.AsyncClient:
         """An HTTP client of the app, in process."""
@@ -257,7 +257,7 @@ def rank_setup(settings: Settings) -> RankSetup:
         full_pages=200,
         window_pages=300,
         eos_ids=(EOS,),
-        watchdog_ms=5000,
+        watchdog_ms=60_000,
     )
 
 

@@ -105,7 +105,7 @@ def test_a_config_alone_answers_chats_completions_and_schemas_over_http(tmp_path
         url = f"http://127.0.0.1:{port}/v1/"
         found = {path: httpx.post(url + path, json=body, timeout=60) for path, body in bodies.items()}
         child.send_signal(signal.SIGTERM)
-        assert child.wait(30) == 0
+        assert child.wait(60) == 0
     assert all(answer.status_code == 200 for answer in found.values()), found
     completion, chat = (answer.json() for answer in found.values())
     assert completion["usage"]["completion_tokens"] == 8

@@ -12,7 +12,7 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.actors.test_processes import PROMPT
+from tests.actors.test_processes import PROMPT, WITHIN_S
 from tests.actors.test_rank_processes import Pair
 
 pytestmark = pytest.mark.slow
@@ -36,13 +36,12 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
         made.wait_ready()
         yield made
     finally:
-        made.process.kill()
-        made.process.communicate()
+        made.close()
 
 
 def scrape(server: Pair) -> Found:
     """Every sample; those of engine types and other constant labels left out of the key."""
-    text = httpx.get(server.url + "/metrics").text
+    text = httpx.get(server.url + "/metrics", timeout=WITHIN_S).text
     return {
         (sample.name.removeprefix("sglang:"), own(sample.labels)): sample.value
         for family in text_string_to_metric_families(text)
@@ -66,8 +65,8 @@ def ask(server: Pair, rank: int) -> None:
 
 
 def settled(server: Pair, name: str, total: float, *labels: dict[str, object]) -> Found:
-    """A scrape in which the ranks' last snapshots have come; fails after ten seconds."""
-    deadline_s = time.monotonic() + 10
+    """A scrape in which the ranks' last snapshots have come; fails after a minute."""
+    deadline_s = time.monotonic() + 60
     while time.monotonic() < deadline_s:
         found = scrape(server)
         if sum(of(found, name, **one) for one in labels) == total:
@@ -86,6 +85,8 @@ def test_each_rank_counts_its_own_and_the_server_adds_nothing_to_it(server: Pair
         client.join()
     began = sum(of(before, "queue_time_seconds_count", **one) for one in each)
     settled(server, "queue_time_seconds_count", began + len(ROUTED), *each)
+    decoded, stages = "per_stage_req_latency_seconds_count", [{**one, "stage": "decode"} for one in each]
+    settled(server, decoded, sum(of(before, decoded, **one) for one in stages) + len(ROUTED), *stages)
     time.sleep(1.2)  # two more snapshots: nothing is counted again
     found = scrape(server)
     for rank in (0, 1):
@@ -108,8 +109,15 @@ def test_each_rank_counts_its_own_and_the_server_adds_nothing_to_it(server: Pair
 
 def test_the_exchange_is_timed_on_both_sides(server: Pair) -> None:
     ask(server, 0)
-    time.sleep(1.2)
-    found = scrape(server)
+    exchanges = [("dp2_sync_exchanges_total", {"dp_rank": rank, "channel": "mlp_info"}) for rank in (0, 1)]
+    deadline_s = time.monotonic() + 60
+    while True:
+        # Snapshots of both ranks behind the last round.
+        found = scrape(server)
+        told = [of(found, name, **labels) for name, labels in exchanges]
+        if (told[0] == told[1] and told[0] > TOKENS) or time.monotonic() > deadline_s:
+            break
+        time.sleep(0.1)
     both = []
     for rank in (0, 1):
         labels = {"dp_rank": rank, "channel": "mlp_info"}
