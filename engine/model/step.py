@@ -18,11 +18,12 @@ class QueryBlocks:
 
     rows         [blocks * W] int64, rows of the step, 0 for padding; None: all rows, in order
     width        W
-    window_rows  [blocks, K] int64
+    window_rows  [blocks, K]
     c4_rows      [blocks, N4] of every entry that a query of the block may see; c128_rows [blocks, N128]
     *_seen       what each query sees of the rows: a bias [blocks, W, K] float32, or where the kernel set is
-                 `ranged` a range of them, [blocks W, 2] int32 (rows of entries are int32 then); see
-                 `engine.model.keys`
+                 `ranged` a range of them, [blocks W, 2] int32; see `engine.model.keys`
+
+    Rows are int64 beside biases, and int32 beside ranges.
     """
 
     rows: Tensor | None

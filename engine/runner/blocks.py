@@ -76,13 +76,14 @@ def _blocks(
     own      rows that belong to the request; the others see nothing
     rows     what QueryBlocks.rows will be
     """
-    reach, window = state.config.sliding_window, to.int64(window_rows(state, slot, at, own))
+    reach, near = state.config.sliding_window, window_rows(state, slot, at, own)
     visible = np.where(own, at + 1, 0)
     if ops.ranged:
-        seen = to.tensor(window_ranges(at, own, reach))
+        # Of the entries' type: a kernel then reads either list by the same load.
+        window, seen = to.tensor(near.astype(np.int32)), to.tensor(window_ranges(at, own, reach))
         c4, c128 = _listed(state, slot, visible, ops, to)
     else:
-        seen = to.tensor(_window_bias(at, own, reach))
+        window, seen = to.int64(near), to.tensor(_window_bias(at, own, reach))
         c4 = _biased(state, slot, visible // C4, C4, to)
         c128 = _biased(state, slot, visible // C128, C128, to)
     return QueryBlocks(rows, at.shape[1], window, seen, *c4, *c128)

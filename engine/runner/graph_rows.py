@@ -199,7 +199,7 @@ def unfold(columns: dict[str, Tensor], key: GraphKey, state: KVState, ops: Torch
     ends = (position + 1).masked_fill_(padding, 0)
     pages = columns["pages"].index_select(0, request.clamp_min(0))
     block = QueryBlocks(
-        None, 1, columns["window"], _window_seen(columns["window"], ends, ops.ranged),
+        None, 1, *_window(columns["window"], ends, ops.ranged),
         *_entries(pages, ends, C4, state, ops), *_entries(pages, ends, C128, state, ops),
     )  # fmt: skip
     rows, held = len(position), {kind: bool(state.specs[kind].layers) for kind in ("c4", "c128")}
@@ -210,13 +210,12 @@ def unfold(columns: dict[str, Tensor], key: GraphKey, state: KVState, ops: Torch
     )  # fmt: skip
 
 
-def _window_seen(window: Tensor, ends: Tensor, ranged: bool) -> Tensor:
-    """What each row sees of its window rows [T, K]; ends [T] is one past its position, 0 for padding."""
-    reach = window.shape[1]
+def _window(window: Tensor, ends: Tensor, ranged: bool) -> tuple[Tensor, Tensor]:
+    """Window rows [T, K], and what each row sees of its own; ends [T] is past its position, 0 for padding."""
     if not ranged:
-        return _bias(window != 0)
-    count = ends.clamp_max(reach)
-    return torch.stack([reach - count, count], dim=1).int()
+        return window, _bias(window != 0)
+    count = ends.clamp_max(window.shape[1])
+    return window.int(), torch.stack([window.shape[1] - count, count], dim=1).int()
 
 
 def _bias(seen: Tensor) -> Tensor:

@@ -25,13 +25,15 @@ POINTERS = {
     "scores": "*fp32", "entries": "*i32", "chosen_scores": "*fp32", "factor": "fp32", "eps": "fp32",
     "norm": "*fp32", "weights": "*fp32", "bias": "*fp32",
 }  # fmt: skip
+LISTED = {"rows": "*i32", "visible": "*i32"}
+"""As plans by ranges have them."""
 CODED = {"pool": "*u8", "keys": "*fp8e4nv", "q": "*fp8e4nv"}
 WINDOW = {"ROWS": 16, "WINDOW": 128, "EMPTY": -1e30, "WIDE": 512}
 KEYS = {"HEADS": 64, "CHANNELS": 128, "TILE": 64}
 CASES: dict[str, tuple[Any, dict[str, str], dict[str, Any]]] = {
     "close c4": (
-        compress_c4._close_c4, {**CODED, "keys": "*bf16"},
-        {"FORM": 2, "KEY_FORM": 1, "ITEMS": 8, "WIDE": 512, "KEY_WIDE": 128, "STAGES": 7, "KEY_GROUP": 32},
+        compress_c4._close_c4, CODED,
+        {"FORM": 2, "KEY_FORM": 2, "ITEMS": 8, "WIDE": 512, "KEY_WIDE": 128, "STAGES": 7, "KEY_GROUP": 32},
     ),
     "close c128": (compress_c128._close_c128, CODED, {"FORM": 2, **WINDOW}),
     "commit c128": (compress_commit._commit_c128, {}, WINDOW),
@@ -44,15 +46,16 @@ CASES: dict[str, tuple[Any, dict[str, str], dict[str, Any]]] = {
         {"ROWS": 64, "WIDE": 128, "GROUP": 32, "CODED": True},
     ),
     "score": (
-        index_scores._index_scores, {"entries": "i32", "out": "*fp32"},
-        {"QUERIES": 1, "COUNTED": False, "CODED": False, **KEYS},
+        index_scores._index_scores, {**LISTED, "entries": "i32", "out": "*fp32"},
+        {"QUERIES": 1, "COUNTED": True, "CODED": False, **KEYS},
     ),
     "score in FP8": (
-        index_scores._index_scores, {**CODED, "entries": "i32", "out": "*fp32"},
+        index_scores._index_scores, {**CODED, **LISTED, "entries": "i32", "out": "*fp32"},
         {"QUERIES": 2, "COUNTED": True, "CODED": True, **KEYS},
     ),
     "select of parts": (
-        select_entries._select, {"out": "*i32"}, {"WIDE": 4096, "FROM": True, "ROWS": True, "SCORED": True}
+        select_entries._select, {**LISTED, "out": "*i32"},
+        {"WIDE": 4096, "FROM": True, "ROWS": True, "SCORED": True},
     ),
 }  # fmt: skip
 
