@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections import Counter
 from dataclasses import asdict, dataclass
@@ -16,6 +17,11 @@ KEPT = 25
 
 FAILED = (408, 500, 503)
 """Statuses of requests that may have been accepted before they failed."""
+
+LATE = b" requests wait, at most "
+"""In the 429 of a rank. A slot may be held for a step longer than its request, which the front has counted as
+accepted by then; the front's own 429 is of requests that nobody counted.
+"""
 
 UNKNOWN_PROMPT = 4000
 """Tokens that no text prompt of the plan reaches."""
@@ -65,13 +71,14 @@ class Ledger:
         return self.violations_by_kind.total()
 
     def violate(self, what: str, evidence: str) -> None:
-        """Notes a violation."""
+        """Notes a violation, and says it at once: nobody should wait an hour for it."""
         self.violations_by_kind[what] += 1
         if self.violations_by_kind[what] <= KEPT:
             wall = time.strftime("%Y-%m-%dT%H:%M:%S%z")
             self.violations.append(
                 Violation(round(time.monotonic() - self.began_s, 2), wall, what, evidence[:2000])
             )
+            print(f"soak: VIOLATION: {what}: {evidence[:300]}", file=sys.stderr, flush=True)
 
     def note(self, item: Item, answer: Answer, reply: Reply | None) -> None:
         """A request has ended, one way or another."""
@@ -85,7 +92,8 @@ class Ledger:
             self.left_prompt_tokens += len(prompt) if isinstance(prompt, list) else UNKNOWN_PROMPT
             return
         self.statuses[item.path, answer.status] += 1
-        if answer.status in FAILED or (answer.status == 200 and reply is None):
+        late = answer.status == 429 and LATE in answer.body
+        if answer.status in FAILED or late or (answer.status == 200 and reply is None):
             # Whether it was accepted before it failed can't be seen from here, nor what it had got by then.
             self.left_completions += item.completions
             self.left_tokens += item.limit * item.completions

@@ -77,10 +77,11 @@ class Plan:
         return self._of(self._draw.choices(self._kinds, self._weights)[0])
 
     def crowd(self, completions: int) -> list[Item]:
-        """Requests of all kinds in turn, with so many completions together."""
+        """Equally many requests of each kind in any order, with so many completions together."""
         items: list[Item] = []
         while sum(item.completions for item in items) < completions:
             items += [self._of(kind) for kind in self._kinds]
+        self._draw.shuffle(items)
         return items
 
     def _of(self, kind: str) -> Item:

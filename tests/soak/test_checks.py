@@ -166,6 +166,17 @@ def test_the_servers_counters_must_be_the_clients() -> None:
     assert ledger.compare(zero, one) == ["output tokens: the server counted 1, the clients 2 to 2"]
 
 
+def test_only_a_rank_refuses_what_was_counted_as_accepted() -> None:
+    ledger = Ledger()
+    zero, one = read(exposition(requests=0), "p:"), read(exposition(requests=1), "p:")
+    full = {"error": {"message": "1 requests find 48 of 48 places taken"}}
+    ledger.note(WHOLE, answer(full, 429), None)
+    assert any("completions: the server counted 1" in fault for fault in ledger.compare(zero, one))
+    text = "33 requests wait, at most 32 may; there is no room for 1 more"
+    ledger.note(WHOLE, answer({"error": {"message": text}}, 429), None)
+    assert not any("completions: " in fault for fault in ledger.compare(zero, one))
+
+
 def test_equal_seeds_make_equal_plans_with_every_kind() -> None:
     def drawn(seed: int) -> list[tuple[str, Any]]:
         plan = Plan(seed, Served(2, 8192, 8192), list(WEIGHTS))
