@@ -97,7 +97,7 @@ def _compressed_keys(
     q, head_weights = _index_queries(x, lora, weights.indexer, block, step)
     index = keys_of(cache.index, block.c4_rows, block.c4_seen, cache.index_scales)
     if isinstance(index, SeenKeys):
-        return SeenKeys(cache.c4, _selected_rows(q, head_weights, index, step), None)
+        return SeenKeys(cache.c4, _selected_rows(q, head_weights, index, step), block.c4_chosen)
     assert isinstance(every, Keys)
     scores = step.ops.index_scores(q, head_weights, index)
     chosen = step.ops.select_in_order(scores, topk) if step.in_order else step.ops.select(scores, topk)

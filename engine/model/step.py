@@ -23,6 +23,8 @@ class QueryBlocks:
     *_seen       what each query sees of the rows: a bias [blocks, W, K] float32, or where the kernel set is
                  `ranged` a range of them, [blocks W, 2] int32; see `engine.model.keys`
 
+    c4_chosen    beside ranges, [blocks W, 2] int32: which of a query's chosen entries it sees, from the first
+
     Rows are int64 beside biases, and int32 beside ranges.
     """
 
@@ -34,6 +36,7 @@ class QueryBlocks:
     c4_seen: Tensor
     c128_rows: Tensor
     c128_seen: Tensor
+    c4_chosen: Tensor | None = None
 
 
 @dataclass(frozen=True)

@@ -78,15 +78,18 @@ def _blocks(
     """
     reach, near = state.config.sliding_window, window_rows(state, slot, at, own)
     visible = np.where(own, at + 1, 0)
+    chosen = None
     if ops.ranged:
         # Of the entries' type: a kernel then reads either list by the same load.
         window, seen = to.tensor(near.astype(np.int32)), to.tensor(window_ranges(at, own, reach))
         c4, c128 = _listed(state, slot, visible, ops, to)
+        # Absent ones stand last.
+        chosen = c4[1].clamp_max(state.config.index_topk)
     else:
         window, seen = to.int64(near), to.tensor(_window_bias(at, own, reach))
         c4 = _biased(state, slot, visible // C4, C4, to)
         c128 = _biased(state, slot, visible // C128, C128, to)
-    return QueryBlocks(rows, at.shape[1], window, seen, *c4, *c128)
+    return QueryBlocks(rows, at.shape[1], window, seen, *c4, *c128, chosen)
 
 
 def window_rows(state: KVState, slot: Int, at: Int, own: npt.NDArray[np.bool_]) -> Int:

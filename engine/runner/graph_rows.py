@@ -198,10 +198,10 @@ def unfold(columns: dict[str, Tensor], key: GraphKey, state: KVState, ops: Torch
     # Filled in place, here and below: nothing that is captured may bring a number from the host.
     ends = (position + 1).masked_fill_(padding, 0)
     pages = columns["pages"].index_select(0, request.clamp_min(0))
-    block = QueryBlocks(
-        None, 1, *_window(columns["window"], ends, ops.ranged),
-        *_entries(pages, ends, C4, state, ops), *_entries(pages, ends, C128, state, ops),
-    )  # fmt: skip
+    window = _window(columns["window"], ends, ops.ranged)
+    c4, c128 = (_entries(pages, ends, ratio, state, ops) for ratio in (C4, C128))
+    chosen = c4[1].clamp_max(state.config.index_topk) if ops.ranged else None
+    block = QueryBlocks(None, 1, *window, *c4, *c128, chosen)
     rows, held = len(position), {kind: bool(state.specs[kind].layers) for kind in ("c4", "c128")}
     return StepRows(
         position, columns["latent_rows"], position % C4, position % C128, (block,), None,

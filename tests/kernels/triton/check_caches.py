@@ -169,6 +169,9 @@ def test_ranges_and_pages_give_what_biases_and_rows_give() -> None:
         assert torch.equal(getattr(own, f"{kind}_rows").long(), getattr(other, f"{kind}_rows"))
     for kind in ("window", "c4", "c128"):
         same_sight(getattr(own, f"{kind}_seen"), getattr(other, f"{kind}_seen"))
+    assert own.c4_chosen is not None
+    assert own.c4_chosen.tolist()[:2] == [[0, 8], [0, 8]]
+    assert own.c4_chosen.tolist()[2:6] == [[0, 1], [0, 1], [0, 1], [0, 1]]
     assert not own.window_seen[11:, 1].any()
     ops.check()
 

@@ -24,15 +24,14 @@ TYPES = {
 }  # fmt: skip
 
 
-def attended(cut: AttendShape, kept: str, form: str) -> tuple[Any, dict[str, str], dict[str, Any]]:
-    """Attention over pools of pointer type `kept`: keys by bias, by ranges, or entries of a list each."""
-    biased = form == "biased"
+def attended(cut: AttendShape, kept: str, biased: bool) -> tuple[Any, dict[str, str], dict[str, Any]]:
+    """Attention over pools of pointer type `kept`, keys by bias or by ranges."""
     rows = "*i64" if biased else "*i32"
     types = {"w_pool": kept, "c_pool": kept, "out": "*fp32" if cut.tiles else "*bf16"}
     types |= {"w_rows": rows, "c_rows": rows}
     constants = {
         "HEADS": cut.heads, "KEYS": cut.keys, "CODED": kept == "*u8", "W_BIASED": biased,
-        "C_BIASED": biased, "W_RANGED": not biased, "C_RANGED": form == "ranged", "TURNED": True,
+        "C_BIASED": biased, "W_RANGED": not biased, "C_RANGED": not biased, "TURNED": True,
         "SPLIT": cut.tiles > 0, "APART": cut.heads == 64,
     }  # fmt: skip
     return attend_kernels._attend, types, constants
@@ -45,10 +44,10 @@ def stored(kept: str, form: int) -> tuple[Any, dict[str, str], dict[str, Any]]:
 
 BF16, FP8 = torch.bfloat16, torch.uint8
 ATTENDED = {
-    "many": (attend.MANY[BF16], "*bf16", "ranged"),
-    "many coded": (attend.MANY[FP8], "*u8", "ranged"),
-    "few": (replace(attend.FEW[BF16], tiles=1), "*bf16", "biased"),
-    "few coded": (replace(attend.FEW[FP8], tiles=2), "*u8", "selected"),
+    "many": (attend.MANY[BF16], "*bf16", False),
+    "many coded": (attend.MANY[FP8], "*u8", False),
+    "few": (replace(attend.FEW[BF16], tiles=1), "*bf16", True),
+    "few coded": (replace(attend.FEW[FP8], tiles=2), "*u8", False),
 }
 OTHERS: dict[str, tuple[Any, dict[str, str], dict[str, Any]]] = {
     "q_norm_rope": (rope._rotate, {}, {"ROWS": 8, "WIDE": 512, "NORMED": True}),
@@ -89,8 +88,8 @@ def stack_bytes(cubin: bytes) -> int:
 def test_attention_compiles_to_what_the_device_has(name: str) -> None:
     """Shared memory holds, registers do (but for a few that are spilled), keys are copied while products run,
     and many heads use the wide matrix unit."""
-    cut, kept, form = ATTENDED[name]
-    made = compiled(*attended(cut, kept, form), cut.warps, cut.stages)
+    cut, kept, biased = ATTENDED[name]
+    made = compiled(*attended(cut, kept, biased), cut.warps, cut.stages)
     assert made.metadata.shared <= 227 << 10
     assert "cp.async" in made.asm["ptx"]
     assert ("wgmma.mma_async" in made.asm["ptx"]) == (cut.heads == 64)
