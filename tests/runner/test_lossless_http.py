@@ -133,6 +133,6 @@ def test_statistics_of_drafts_are_told_where_asked_and_the_drafts_are_real(ports
 def test_what_no_server_supports_is_refused_by_name_with_drafts_too(ports: tuple[int, int]) -> None:
     for port in ports:
         body = {"text": "a", "sampling_params": {"temperature": 0, "stop_regex": "a+"}}
-        answer = httpx.post(f"http://{HOST}:{port}/generate", json=body, timeout=10)
+        answer = httpx.post(f"http://{HOST}:{port}/generate", json=body, timeout=60)
         assert answer.status_code == 400
         assert "stop_regex" in answer.text

@@ -61,7 +61,7 @@ def test_ranks_that_draft_answer_as_one_that_does_not(
         told = traffic_clients.Traffic(port, 2, cases, expected, REQUESTS)
         anyio.run(told.run, backend_options={"use_uvloop": True})
         left = traffic.wait_settled(port, 2)
-        shown = urllib.request.urlopen(f"http://{HOST}:{port}/metrics", timeout=10).read().decode()
+        shown = urllib.request.urlopen(f"http://{HOST}:{port}/metrics", timeout=60).read().decode()
         assert traffic.stop(child) == 0
     assert not told.faults
     assert not left
