@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from engine.errors import BadRequest
 from engine.kernel_sets import choices
@@ -188,6 +191,49 @@ def test_a_group_that_cant_be_judged_leaves_the_others_as_they_are() -> None:
         own = rows[2 * group : 2 * group + 2]
         plain, kernels = (way.accept(own.clone(), wanted.only(group)) for way in pair.ways)
         assert plain.tokens.tolist() == kernels.tokens.tolist()
+
+
+class Recorder(TorchDispatchMode):
+    """Every operation on tensors, and the shapes of what it gives."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[tuple[str, list[torch.Size]]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        self.seen.append((str(func), [one.shape for one in tree_leaves(out) if isinstance(one, Tensor)]))
+        return out
+
+
+READS = {"aten._local_scalar_dense.default", "aten.nonzero.default", "aten.masked_select.default"}
+"""What makes the host wait for numbers of the device, or the device's memory depend on them."""
+
+
+def test_what_is_launched_depends_on_no_number_of_the_device() -> None:
+    """Greedy rows, draws, cuts and penalties; drafts accepted, rejected and rows that fail."""
+    mix = [
+        Sampling(64, temperature=0.0, presence_penalty=0.5),
+        Sampling(64, seed=1),
+        Sampling(64, seed=2, top_p=0.7),
+        Sampling(64, seed=3, seeded=True),
+    ]
+    lens = np.array([3, 4, 0, 2])
+    recorded = []
+    for seed, scale in ((1, 4.0), (2, 0.0), (3, torch.nan)):
+        way = Pair(70, mix).ways[1]
+        rows, z = rows_and_drafts(seed, lens.tolist(), 70)
+        rows, ids = rows * scale, z.argmax(-1).t()
+        with Recorder() as found:
+            way.choose((1, 2, 3, 4), (3, 3, 3, 3))(1, z[1])
+            way.accept(rows, VerifyRows((1, 2, 3, 4), (3, 3, 3, 3), lens, ids, z.transpose(0, 1)))
+            way.sample(z[0] * scale, Rows((1, 2, 3, 4), (9, 9, 9, 9)))
+        recorded.append(found.seen)
+    assert recorded[0] == recorded[1] == recorded[2]
+    assert not READS & {name for name, _ in recorded[0]}
+    with Recorder() as plain:
+        Pair(70, mix).ways[0].sample(z[0], Rows((1, 2, 3, 4), (9, 9, 9, 9)))
+    assert READS & {name for name, _ in plain.seen}, "reads are seen"
 
 
 def test_requests_that_a_table_cant_hold_are_refused() -> None:

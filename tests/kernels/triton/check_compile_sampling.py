@@ -33,7 +33,7 @@ POINTERS = {
 STATS = ("tops", "args", "sums")
 OTHER: dict[str, dict[str, str]] = {
     **{name: {"ids": "*i32"} for name in ("draw", "draw of few", "search")},
-    **{name: {"rows": "i32"} for name in ("spread", "bias", "bias of a given e")},
+    **{name: {"rows": "i32"} for name in ("spread", "spread of one", "bias", "bias of a given e")},
 }
 """Where a name means another type."""
 ROW: dict[str, Any] = {"PLACES": 1024, "SIZE": 128}
@@ -41,6 +41,8 @@ NARROW: dict[str, Any] = {"PLACES": 1, "SIZE": 128, "groups": 1}
 """A row of one group: Triton makes constants of ones."""
 JUDGE: dict[str, Any] = {"GROUPS": 128, "LANES": 8}
 EDIT: dict[str, Any] = {"GROUPS": 16, "SIZE": 128}
+PIECES: dict[str, Any] = {"across": 1}
+"""Drafts as a block leaves them, position by position."""
 CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "group_stats": (logits._group_stats, {"GROUPS": 32, "SIZE": 128, "TEMPERED": True}),
     "group_stats of any": (
@@ -63,10 +65,23 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
         masks._edit,
         EDIT | {"DRAFTED": False, "MASKED": False, "STATS": True, "masks": None, "mask_rows": None},
     ),
+    "edit of drafts without masks": (
+        masks._edit,
+        EDIT | {"DRAFTED": True, "MASKED": False, "STATS": True, "masks": None, "mask_rows": None} | PIECES,
+    ),
     "count": (masks._count, {"LANES": 8}),
+    "count of one": (masks._count, {"LANES": 1, "width": 1}),
     "best": (logits_best._best, ROW),
     "spread": (accept_rows._spread, {"GROUPS": 128, "LANES": 8}),
+    "spread of one": (accept_rows._spread, {"GROUPS": 1, "LANES": 1, "groups": 1, "rows": 1}),
     "judge": (accept._judge, JUDGE | {"PLACES": 1024, "DENSE": True, "id_along": 1, "along": 1}),
+    "judge of pieces": (accept._judge, JUDGE | {"PLACES": 1024, "DENSE": True, "id_across": 1, "across": 1}),
+    "judge of one": (
+        accept._judge,
+        JUDGE
+        | {"GROUPS": 1, "PLACES": 1024, "DENSE": True, "groups": 1}
+        | {"across": 1, "along": 1, "id_across": 1, "id_along": 1},
+    ),
     "judge one-hot": (
         accept._judge,
         JUDGE
