@@ -88,6 +88,7 @@ def add_step_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--ranks", type=int, default=0, help="step: 1 or 2; 0 for as many as there are devices"
     )
+    parser.add_argument("--kv-cache-dtype", default="auto", help="step: what caches hold, as in serve")
     parser.add_argument("--geometry", default="", help="step: folder of a config.json; V4-Flash on a device")
     parser.add_argument(
         "--kernels", default="", choices=("", "native", "torch", "triton"), help="step: as of serve"

@@ -53,7 +53,7 @@ def job_of(args: argparse.Namespace) -> Job:
     settings = Settings(
         model_path=str(FLASH) if cuda and not args.geometry else args.geometry or args.model_path,
         load_format="dummy", device=args.device, dtype=dtype,
-        kernels=args.kernels, dp_size=ranks, ep_size=ranks,
+        kernels=args.kernels, dp_size=ranks, ep_size=ranks, kv_cache_dtype=args.kv_cache_dtype,
     )  # fmt: skip
     if args.quick:
         return Job(settings, args.layers or 4, cases([2], [300], [40]), 3, parity=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from engine.memory.pools import KVState
 from engine.model.config import ModelConfig
 from engine.model.expert_weights import ExpertWeights, MoeWeights
 from engine.model.groups import ALONE
+from engine.model.latent_rows import read_keys, read_latents
 from engine.model.layout import DEEPSEEK_LAYOUT, expected_tensors
 from engine.model.ops import TorchOps
 from engine.model.quantised import Fp4Experts, Fp8Weight
@@ -87,6 +89,23 @@ def test_every_kind_runs_and_tells_its_floor(tmp_path: Path) -> None:
         rows[0]["bytes"]
         < weights * 2**20 + every * rows[0]["distinct_experts"] / 8 + 3 * 4 * (300 * 96 + 200) * 4
     )
+
+
+def test_contexts_in_fp8_are_of_the_same_size() -> None:
+    config = replace(
+        ModelConfig.from_dict(fields(**TINY, num_hidden_layers=4, num_hash_layers=1)), head_dim=96
+    )
+    state, every = (
+        filled(config, Case("verify", 12, 600, graph=True), CPU, torch.bfloat16, "fp8"),
+        torch.arange(1, 300),
+    )
+    cache = state.layer(2)
+    assert cache.c4 is not None
+    assert cache.index is not None
+    latents = read_latents(cache.c4, every, torch.empty(config.head_dim))
+    keys = read_keys(cache.index, cache.index_scales, every)
+    assert all(bool((part.std(0) > 0.8).all()) for part in (latents, keys))
+    assert not cache.c4[0].any()
 
 
 def test_contexts_are_there_without_a_prefill() -> None:
