@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
 import torch
 
-from engine.actors.capacity import CostTable
 from engine.allocator import keep_freed_memory
 from engine.cache_format import cache_format
 from engine.cache_sizes import CacheSizes, cache_sizes, free_host_bytes
@@ -21,9 +19,9 @@ from engine.grammar.pipeline_counters import PATH
 from engine.grammar.rank_grammars import RankGrammars, rank_grammars
 from engine.kernel_sets import operations
 from engine.largest_steps import LargestSteps, admitted, measured, told_of_steps
+from engine.loaded import Loaded
 from engine.memory.pages import ASIDE
 from engine.memory.pools import KVState
-from engine.messages import RunStep, StepDone
 from engine.model.config import KVFormat, ModelConfig, eos_of
 from engine.model.draft import Drafter
 from engine.model.draft_loading import load_drafter
@@ -33,14 +31,11 @@ from engine.model.quantised import Stored
 from engine.model.stand_in import stands_in, text_folder, told_of_stand_in
 from engine.rank_weights import Say, rank_weights
 from engine.runner.graph_start import record_graphs
-from engine.runner.graphs import Graphs
 from engine.runner.speculative import VERIFY_MODES, Speculation, VerifyMode, slot_bytes
 from engine.runner.step import StepRunner
 from engine.runner.taps import TAP_ROWS
 from engine.start_memory import MemoryTable, free_device_bytes, weights_by_kind
 from engine.warm_up import warm_up
-
-GB = 1 << 30
 
 _FEWER_WEIGHTS = "more ranks that share the routed experts, --ep-size with --dp-size"
 _FEWER_EXPERTS = "more ranks that share them, --ep-size with --dp-size"
@@ -50,60 +45,6 @@ _SMALLER_STEPS = (
 )
 
 _MODES: dict[str, VerifyMode] = {mode: mode for mode in VERIFY_MODES}
-
-
-@dataclass(frozen=True, slots=True)
-class Loaded:
-    """A rank that can run steps, and what its scheduler must know of it.
-
-    eos_ids  tokens that end a request unless it ignores them
-    block    drafted tokens of a round; 0: no draft was loaded
-    costs    of its steps, for the budget of drafts; None: not measured
-    grammars of constrained requests; None: it can't follow any
-    weights  bytes that were loaded
-    took_s   how long it took
-    kernels  name of the kernel set
-    """
-
-    runner: StepRunner
-    config: ModelConfig
-    sizes: CacheSizes
-    eos_ids: tuple[int, ...]
-    block: int = 0
-    costs: CostTable | None = None
-    grammars: RankGrammars | None = None
-    weights: int = 0
-    took_s: float = 0.0
-    kernels: str = "torch"
-
-    @property
-    def figures(self) -> Callable[[], dict[str, float]]:
-        """What gives all figures by name, as in Ledger; nothing of the model is kept by it."""
-        fixed = {
-            "weight_memory_usage_gb": self.weights / GB,
-            "kv_cache_memory_usage_gb": self.sizes.bytes / GB,
-            'startup_time_seconds{phase="load"}': self.took_s,
-            "graph_memory_usage_gb": self.graphs.bytes / GB if self.graphs else 0.0,
-            "startup_cuda_graph_time_seconds": self.graphs.took_s if self.graphs else 0.0,
-            f'kernel_set{{set="{self.kernels}"}}': 1.0,
-            f'sampling_set{{set="{self.runner.choices.name}"}}': 1.0,
-        }
-        masks: Callable[[], dict[str, float]] = dict
-        if self.grammars is not None:
-            masks = self.grammars.pipeline.figures
-        return lambda: {**masks(), **fixed}
-
-    @property
-    def graphs(self) -> Graphs | None:
-        """What runs the steps that ranks agree to run by a graph; None: all steps run eagerly."""
-        return self.runner.path.graphs
-
-    def execute(self, job: RunStep) -> StepDone:
-        """Runs one step; on the device thread only. raises PageAccounting where kernels met bad indices"""
-        done = self.runner.execute(job)
-        # The results are on the host by now: nothing is waited for.
-        self.runner.model.ops.check()
-        return done
 
 
 def load_rank(settings: Settings, say: Say, groups: Groups = ALONE) -> Loaded:

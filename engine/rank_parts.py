@@ -97,7 +97,7 @@ class ModelParts:
     def matchers(self, settings: Settings, runner: StepRunner, mailbox: Mailbox, timers: Timers) -> Ref:
         """Threads that load grammars."""
         from engine.grammar.pipeline_loader import Matchers
-        from engine.loading import Loaded
+        from engine.loaded import Loaded
 
         if not isinstance(runner, Loaded) or runner.grammars is None:
             return NoMatchers(mailbox.tell_first)
@@ -126,7 +126,7 @@ class ModelParts:
 
     def core(self, settings: Settings, rank: int, runner: StepRunner) -> Core:
         """The scheduler for what was loaded."""
-        from engine.loading import Loaded
+        from engine.loaded import Loaded
 
         if not isinstance(runner, Loaded):
             raise ConfigError(f"a rank can't be set up from a {type(runner).__name__}")

@@ -1,9 +1,10 @@
 """The device thread: steps in, results out; the loop never waits for a device.
 
 One thread of a rank process owns the model, its streams and its graphs. It takes jobs from a queue that holds
-at most two (one running, one prepared) and posts each result to the loop. It is the only place that may wait
-for a device. An error ends the rank process: after it nothing on the device can be trusted, so nothing is
-restarted in place.
+at most two (one running, one prepared). A runner that launches a step without waiting for it gives what
+waits: a second thread calls that and posts the result to the loop, while the first one plans and launches the
+step that was prepared. Only these two may wait for a device. An error ends the rank process: after it nothing
+on the device can be trusted, so nothing is restarted in place.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ import ctypes
 import queue
 import threading
 from collections.abc import Callable
-from typing import Any, Protocol, cast
+from functools import partial
+from typing import Any, Protocol, cast, runtime_checkable
 
 import anyio
 import anyio.lowlevel
@@ -33,6 +35,18 @@ class StepRunner(Protocol):
 
     def execute(self, job: RunStep) -> StepDone:
         """Runs on the device thread. Any exception ends the rank."""
+
+
+@runtime_checkable
+class Launches(Protocol):
+    """A runner that needn't wait for a step before it plans the next one."""
+
+    def launch(self, job: RunStep) -> StepDone | Callable[[], StepDone]:
+        """Runs on the device thread, in order: the step's results, or what waits for them.
+
+        What waits is called once, in order, on another thread; the next job may be launched before. Any
+        exception of either ends the rank.
+        """
 
 
 class Device(Protocol):
@@ -61,6 +75,8 @@ class DeviceThread:
         self._made = anyio.Event()
         self._runner: StepRunner | None = None
         self._jobs: queue.SimpleQueue[RunStep | None] = queue.SimpleQueue()
+        self._launched: queue.SimpleQueue[Callable[[], StepDone] | None] = queue.SimpleQueue()
+        self._arrivals: threading.Thread | None = None
         self._in_flight = 0
         self._error: BaseException | None = None
         self._ended = anyio.Event()
@@ -103,14 +119,41 @@ class DeviceThread:
         try:
             runner = self._runner = self._make()
             self._post(self._made.set)
+            launch = runner.launch if isinstance(runner, Launches) else runner.execute
             while (job := self._jobs.get()) is not None:
-                self._post(self._finish, runner.execute(job))
+                self._hand_on(launch(job))
         except BaseException as error:
-            # Nobody above this frame could report it: the loop's side raises it anew.
-            self._error = error
-            # Without a loop the process is ending, and nobody is left to tell.
-            with contextlib.suppress(RuntimeError):
-                self._post(self._ended.set)
+            self._fail(error)
+        finally:
+            if self._arrivals is not None:
+                self._launched.put(None)
+                self._arrivals.join()
+
+    def _hand_on(self, step: StepDone | Callable[[], StepDone]) -> None:
+        """Results go to the loop; what waits for some, and all that comes after it, to the second thread."""
+        if self._arrivals is None:
+            if isinstance(step, StepDone):
+                self._post(self._finish, step)
+                return
+            self._arrivals = threading.Thread(target=self._await_results, name="arrivals", daemon=True)
+            self._arrivals.start()
+        self._launched.put(partial(_given, step) if isinstance(step, StepDone) else step)
+
+    def _await_results(self) -> None:
+        name_thread("arrivals")
+        try:
+            while (wait := self._launched.get()) is not None:
+                self._post(self._finish, wait())
+        except BaseException as error:
+            self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        """Nobody above the thread's first frame could report it: the loop's side raises it anew."""
+        # One error leads to others: the first one is the cause.
+        self._error = self._error or error
+        # Without a loop the process is ending, and nobody is left to tell.
+        with contextlib.suppress(RuntimeError):
+            self._post(self._ended.set)
 
     def _finish(self, done: StepDone) -> None:
         self._in_flight -= 1
@@ -162,6 +205,10 @@ class SimulatedDevice:
         assert self._runner is not None
         self._in_flight -= 1
         self._deliver(self._runner.execute(job))
+
+
+def _given(done: StepDone) -> StepDone:
+    return done
 
 
 def check_room(job: RunStep, in_flight: int) -> None:

@@ -56,6 +56,7 @@ class TritonOps(TorchOps):
     # Keys are read where they lie: masked ones would only cost.
     dense_entries = 0
     ranged = True
+    faults: Tensor
 
     def __init__(self, device: torch.device) -> None:
         self.faults = no_faults(device)

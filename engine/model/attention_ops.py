@@ -31,6 +31,9 @@ class AttentionOps:
     dense_entries = 8
     ranged = False
 
+    faults: Tensor | None = None
+    """int32 [1] on the device: bits of what indices pointed outside; None: nothing tells."""
+
     def check(self) -> None:
         """Waits for the device. raises PageAccounting where a kernel has met indices outside by now"""
 

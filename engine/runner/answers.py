@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -67,6 +67,25 @@ class Outcome:
         return counts.tobytes(), np.asarray(ids, np.int32).tobytes()
 
 
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """What was drawn for the sampled groups, on the device.
+
+    slots   int64 [sampled]
+    chosen  of each
+    errors  why a row's sampling failed
+    """
+
+    slots: Tensor
+    chosen: Chosen
+    errors: Mapping[int, str]
+
+    @property
+    def columns(self) -> Tensor:
+        """int64 [2, sampled]: tokens, and 1 where they count. `Answers.settle` wants it as lists."""
+        return torch.stack((self.chosen.tokens, self.chosen.valid.to(torch.int64)))
+
+
 class Answers:
     """Samples rows of bound slots and reads their log probabilities."""
 
@@ -109,20 +128,24 @@ class Answers:
         names    the RunStep's number of each of the batch's groups
         returns  slots and tokens, int64 [sampled] each, for the relay
         """
+        drawn = self.draw(logits, batch, wanted)
+        settle(drawn, drawn.columns.tolist(), wanted, names, outcome)
+        return drawn.slots, drawn.chosen.tokens
+
+    def draw(self, logits: Tensor, batch: ForwardBatch, wanted: Wanted) -> Drawn:
+        """Samples the wanted groups, and waits for nothing."""
         slots, ends = batch.slots.tolist(), (batch.starts + batch.counts).tolist()
         rows = Rows(
             tuple(slots[group] for group in wanted.sampled), tuple(ends[group] for group in wanted.sampled)
         )
         own = logits[wanted.verified : wanted.verified + len(wanted.sampled)]
         chosen, errors = self._sample(own, rows)
-        tokens, valid = torch.stack((chosen.tokens, chosen.valid.to(torch.int64))).tolist()
-        for row, group in enumerate(wanted.sampled):
-            if row in errors or not valid[row]:
-                outcome.failed[names[group]] = errors.get(row, BAD_LOGITS)
-            else:
-                outcome.tokens[names[group]] = [tokens[row]]
-                outcome.rows[names[group]] = wanted.verified + row
-        return self.ids(rows.slots), chosen.tokens
+        return Drawn(self.ids(rows.slots), chosen, errors)
+
+    def asked_for(self, wanted: Wanted, slots: Sequence[int]) -> bool:
+        """Whether a step on these slots has log probabilities, which are read of tokens that are known."""
+        of = self.bindings.parameters.of
+        return bool(wanted.scored) or any(of(slots[group]).logprobs >= 0 for group in wanted.sampled)
 
     def _sample(self, logits: Tensor, rows: Rows) -> tuple[Chosen, dict[int, str]]:
         """Sample all rows at once; where that raises, one by one, so that only the rows at fault fail."""
@@ -175,3 +198,20 @@ class Answers:
     def ids(self, values: Sequence[int]) -> Tensor:
         """int64 [n] on the device."""
         return self._to.int64(np.array(values, np.int64))
+
+
+def settle(
+    drawn: Drawn, columns: Sequence[Sequence[int]], wanted: Wanted, names: Sequence[int], outcome: Outcome
+) -> None:
+    """Adds what became of the sampled groups to `outcome`.
+
+    columns  of `Drawn.columns`, on the host
+    names    the RunStep's number of each of the batch's groups
+    """
+    tokens, valid = columns
+    for row, group in enumerate(wanted.sampled):
+        if row in drawn.errors or not valid[row]:
+            outcome.failed[names[group]] = drawn.errors.get(row, BAD_LOGITS)
+        else:
+            outcome.tokens[names[group]] = [tokens[row]]
+            outcome.rows[names[group]] = wanted.verified + row

@@ -1,9 +1,15 @@
-"""One RunStep on the device thread: bind, plan, forward, commit, sample, relay, and results to the host."""
+"""One RunStep on the device thread: bind, plan, forward, commit, sample, relay, and results to the host.
+
+On a device a plain step is launched and no more: its results arrive while the next one, whose tokens are
+relayed on the device, is planned and launched. A step whose next one needs what came of it is waited for:
+with drafts, as plans need committed lengths; with grammars, as masks need the tokens; with log probabilities,
+as they are read of known tokens.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -13,9 +19,10 @@ from engine.actors.round import MASK_SLOTS
 from engine.errors import ShapeMismatch
 from engine.kernel_sets import choices as choices_beside
 from engine.memory.pools import KVState
-from engine.messages import RunStep, SlotBind, StepDone
+from engine.messages import LogprobColumns, RunStep, SlotBind, StepDone
 from engine.model.model import DeepseekV4
-from engine.runner.answers import Answers, Outcome, Wanted
+from engine.runner.answers import Answers, Drawn, Outcome, Wanted, settle
+from engine.runner.arrivals import Arrival, Arrivals
 from engine.runner.batch import ForwardBatch, build_batch
 from engine.runner.bindings import Bindings
 from engine.runner.choices import Choices
@@ -34,6 +41,8 @@ class StepRunner:
     speculation  what drafts; None: steps with `verify` are refused
     masks        of constrained requests; None: each of those fails
     choices      of tokens, for these slots; None: as the model's kernel set does it
+
+    overlaps     plain steps are launched, and their results waited for elsewhere
     """
 
     def __init__(
@@ -55,16 +64,27 @@ class StepRunner:
         self.speculation, self.masks = speculation, masks
         self.path = TargetPath(model, state)
         self._answers = Answers(self.bindings, state.device)
+        self.overlaps = state.device.type == "cuda"
+        self._arrivals = Arrivals(state.device)
+        self._last_end_s = 0.0
         self._rounds = None
         if speculation is not None:
             self._rounds = Rounds(self.path, self._answers, speculation, masks)
 
-    @torch.inference_mode()
     def execute(self, job: RunStep) -> StepDone:
         """Runs a step and waits for its results.
 
         A request whose parameters or logits are bad fails alone, in the answer's `failed`; any other error is
         raised, and ends the rank. raises ShapeMismatch for a step with `verify` where nothing drafts
+        """
+        found = self.launch(job)
+        return found if isinstance(found, StepDone) else found()
+
+    @torch.inference_mode()
+    def launch(self, job: RunStep) -> StepDone | Callable[[], StepDone]:
+        """As `execute`; where steps overlap, what waits for the results, once and on any thread, in order.
+
+        The next step may be launched before it is called, and not the one after that.
         """
         began = time.perf_counter()
         for bind in job.binds:
@@ -86,7 +106,7 @@ class StepRunner:
         if fault:
             self.bindings.broken.setdefault(bind.slot, fault)
 
-    def _plain(self, job: RunStep, began: float) -> StepDone:
+    def _plain(self, job: RunStep, began: float) -> StepDone | Callable[[], StepDone]:
         """A step that samples one token of each group."""
         batch = build_batch(
             job, rank=self.model.groups.dp.rank, row_tile=self.model.row_tile,
@@ -101,18 +121,63 @@ class StepRunner:
         slots, names = batch.slots.tolist(), range(batch.slots.size)
         broken = self.bindings.broken
         outcome = Outcome(failed={g: broken[slot] for g, slot in enumerate(slots) if slot in broken})
+        drawn = None
         if wanted.sampled:
             logits = masks.applied(out.logits, len(wanted.sampled))
-            store_relay(self.state, *self._answers.sample(logits, batch, wanted, names, outcome))
+            drawn = self._answers.draw(logits, batch, wanted)
+            store_relay(self.state, drawn.slots, drawn.chosen.tokens)
+        if self.overlaps and not masks.groups.size and not self._answers.asked_for(wanted, slots):
+            arrival = self._bring(drawn)
+            return lambda: self._arrived(job.epoch, arrival, drawn, wanted, outcome, len(slots), began)
+        if drawn is not None:
+            settle(drawn, drawn.columns.tolist(), wanted, names, outcome)
         ended = masks.retain(outcome, len(slots))
-        counts, token_ids = outcome.columns(len(slots))
+        logprobs = self._answers.logprobs(out.logits, slots, outcome, wanted, names)
+        return self._done(job.epoch, outcome, len(slots), began, logprobs, ended)
+
+    def _bring(self, drawn: Drawn | None) -> Arrival:
+        """What was drawn, and then what kernels met."""
+        told = [] if drawn is None else [drawn.columns]
+        faults = self.model.ops.faults
+        return self._arrivals.bring(told if faults is None else [*told, faults])
+
+    def _arrived(
+        self,
+        epoch: int,
+        arrival: Arrival,
+        drawn: Drawn | None,
+        wanted: Wanted,
+        outcome: Outcome,
+        groups: int,
+        began: float,
+    ) -> StepDone:
+        """Waits for a step's results. raises PageAccounting where kernels met bad indices"""
+        told = arrival.wait()
+        if self.model.ops.faults is not None and told[-1].any():
+            self.model.ops.check()
+        if drawn is not None:
+            settle(drawn, told[0].tolist(), wanted, range(groups), outcome)
+        return self._done(epoch, outcome, groups, began)
+
+    def _done(
+        self,
+        epoch: int,
+        outcome: Outcome,
+        groups: int,
+        began: float,
+        logprobs: LogprobColumns | None = None,
+        ended: bytes = b"",
+    ) -> StepDone:
+        counts, token_ids = outcome.columns(groups)
+        # A step that was launched behind another one begins with that one's end.
+        began, self._last_end_s = max(began, self._last_end_s), time.perf_counter()
         return StepDone(
-            epoch=job.epoch,
+            epoch=epoch,
             counts=counts,
             token_ids=token_ids,
             failed=tuple(sorted(outcome.failed.items())),
-            logprobs=self._answers.logprobs(out.logits, slots, outcome, wanted, names),
-            seconds=time.perf_counter() - began,
+            logprobs=logprobs,
+            seconds=self._last_end_s - began,
             ended=ended,
         )
 

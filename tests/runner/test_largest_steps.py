@@ -14,7 +14,8 @@ import torch
 from engine.cache_sizes import CacheSizes
 from engine.config import NANO, Settings
 from engine.largest_steps import Admitted, LargestSteps, StepBytes, admitted, measured
-from engine.loading import Loaded, load_rank
+from engine.loaded import Loaded
+from engine.loading import load_rank
 from engine.memory.pools import KVState
 from engine.model.model import DeepseekV4
 from engine.runner.batch import ForwardBatch

@@ -14,7 +14,8 @@ from engine import rank_weights
 from engine.config import NANO, Settings
 from engine.errors import CheckpointError, ConfigError
 from engine.kernels.cpu import CpuOps
-from engine.loading import Loaded, load_rank
+from engine.loaded import Loaded
+from engine.loading import load_rank
 from engine.memory.pools import KVState
 from engine.messages import Sampling
 from engine.model.checkpoint import load_checkpoint

@@ -13,7 +13,7 @@ from engine.actors.mailbox import Mailbox
 from engine.actors.timers import Timers
 from engine.config import NANO, Settings
 from engine.grammar.rank_grammars import rank_grammars
-from engine.loading import Loaded
+from engine.loaded import Loaded
 from engine.rank_parts import ModelParts
 
 pytestmark = pytest.mark.anyio

@@ -6,6 +6,7 @@ As a program (`python -m tests.kernels.triton.check_graphs`) it shows all of it 
 from __future__ import annotations
 
 import sys
+from collections import deque
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ import torch
 from bench.step_case import fill
 from engine.kernels.triton_ops import TritonOps
 from engine.memory.pools import KVState
-from engine.messages import RunStep
+from engine.messages import RunStep, Sampling, SlotBind, StepDone
 from engine.model.config import KVFormat, ModelConfig
 from engine.model.model import DeepseekV4
 from engine.runner.batch import ForwardBatch, build_batch
@@ -24,6 +25,7 @@ from engine.runner.graph_path import TargetPath
 from engine.runner.graph_rows import GraphKey, pack
 from engine.runner.graphs import Buffers, Graphs, RecordedStep
 from engine.runner.plan import PlannedStep, plan_batch
+from engine.runner.step import StepRunner
 from tests.kernels.triton.cases import DEVICE
 from tests.kernels.triton.check_ops import FIELDS, model, state
 from tests.kernels.triton.graph_parts import main
@@ -121,6 +123,48 @@ def test_no_part_of_a_planned_step_waits_for_the_device(kv: KVFormat) -> None:
                 torch.cuda.set_sync_debug_mode("default")
     kernels.ops.check()
     path.graphs.close()
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="shown of all operations in tests/runner/test_overlap.py")
+@pytest.mark.parametrize("kv", ["model", "fp8"])
+def test_steps_are_launched_without_a_wait_and_give_the_tokens_of_those_waited_for(kv: KVFormat) -> None:
+    """A prompt and five tokens, by two runners of one model; the first steps compile, and may wait."""
+    config = ModelConfig.from_dict(
+        {**FIELDS, "num_hidden_layers": 2, "compress_ratios": [4, 128], "num_hash_layers": 0}
+    )
+    kernels = model(TritonOps(torch.device(DEVICE)), config)
+    told: list[list[bytes]] = []
+    for overlaps in (False, True):
+        runner, open_steps = StepRunner(kernels, state(config, kv), (1,)), deque[Any]()
+        runner.overlaps = overlaps
+        told.append([])
+        for number in range(6):
+            if DEVICE == "cuda":
+                torch.cuda.set_sync_debug_mode("error" if overlaps and number > 2 else "default")
+            try:
+                open_steps.append(runner.launch(of_one_request(number)))
+            finally:
+                if DEVICE == "cuda":
+                    torch.cuda.set_sync_debug_mode("default")
+            while len(open_steps) > overlaps * (number < 5):
+                step = open_steps.popleft()
+                told[-1].append((step if isinstance(step, StepDone) else step()).token_ids)
+    assert told[0] == told[1]
+    assert all(told[0])
+    kernels.ops.check()
+
+
+def of_one_request(number: int) -> RunStep:
+    """Its prompt of five tokens, then steps whose token the device relays."""
+
+    def column(*numbers: int) -> bytes:
+        return np.asarray(numbers, np.int32).tobytes()
+
+    if number == 0:
+        bind = SlotBind(1, 1, 7, 0, Sampling(8, temperature=0.0), 5)
+        pages, tokens = column(1, 0, 1, 2), column(9, 10, 11, 12, 13)
+        return RunStep(0, "extend", column(1), column(1), column(0), column(5), tokens, b"\1", pages, (bind,))
+    return RunStep(number, "decode", column(1), column(1), column(number + 4), column(1), column(-1), b"\1")
 
 
 def test_two_ranks_capture_their_collectives_and_end_in_order() -> None:

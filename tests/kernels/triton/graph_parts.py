@@ -1,8 +1,9 @@
 """`python -m tests.kernels.triton.check_graphs`: what must hold of recorded steps, in parts with time-outs.
 
-That steps are the eager ones, that no step waits for the device, that two ranks' collectives are captured,
-and that all of it ends in order. What was shown is printed last, and what failed; the exit code is 1 where
-anything did. Without a device, with TRITON_INTERPRET=1, the same parts run interpreted, the ranks over gloo.
+That steps are the eager ones, that none waits for the device, nor its launch for its results, that two ranks'
+collectives are captured, and that all of it ends in order. What was shown is printed last, and what failed;
+the exit code is 1 where anything did. Without a device, with TRITON_INTERPRET=1, what can run there runs
+interpreted, and the ranks over gloo.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from tests.kernels.triton.graph_ranks import RANKS, told_by_ranks
 
 EAGER = "test_a_recorded_step_is_the_eager_one_and_a_replay_the_run"
 WAITS = "test_no_part_of_a_planned_step_waits_for_the_device"
+OVERLAP = "test_steps_are_launched_without_a_wait_and_give_the_tokens_of_those_waited_for"
 
 
 def shown(name: str, kv: str) -> Iterator[str]:
@@ -31,6 +33,7 @@ def parts() -> list[Part]:
     made = [Part(f"eager, {kv}", shown, (EAGER, kv), 300.0) for kv in ("model", "fp8")]
     if DEVICE == "cuda":
         made += [Part(f"waits, {kv}", shown, (WAITS, kv), 180.0) for kv in ("model", "fp8")]
+        made += [Part(f"overlap, {kv}", shown, (OVERLAP, kv), 180.0) for kv in ("model", "fp8")]
     if DEVICE == "cpu" or torch.cuda.device_count() >= RANKS:
         made.append(Part("ranks", told_by_ranks, (DEVICE,), 240.0))
     return made
