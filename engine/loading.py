@@ -34,7 +34,7 @@ from engine.runner.graph_start import record_graphs
 from engine.runner.speculative import VERIFY_MODES, Speculation, VerifyMode, slot_bytes
 from engine.runner.step import StepRunner
 from engine.runner.taps import TAP_ROWS
-from engine.start_memory import MemoryTable, free_device_bytes, weights_by_kind
+from engine.start_memory import MemoryTable, free_device_bytes, least_of_ranks, weights_by_kind
 from engine.warm_up import warm_up
 
 _FEWER_WEIGHTS = "more ranks that share the routed experts, --ep-size with --dp-size"
@@ -75,9 +75,10 @@ def load_rank(settings: Settings, say: Say, groups: Groups = ALONE) -> Loaded:
     say(f"sampling: {runner.choices.name}")
     with memory.taking("the workspaces of steps, and graphs", lever=_SMALLER_STEPS):
         warm_up(runner, settings, say)
-        if device.type == "cuda":
-            LargestSteps(runner, admitted(settings, sizes, block), say).run()
         record_graphs(runner, settings, sizes.context_length, say)
+        if device.type == "cuda":
+            # Last: each capture gives back to the device what the allocator has kept.
+            LargestSteps(runner, admitted(settings, sizes, block), say).run()
     memory.note_rest("workspaces and graphs", _SMALLER_STEPS)
     for line in memory.lines():
         say(line)
@@ -107,12 +108,14 @@ def _cache(
     cache = partial(KVState, config, device=device, dtype=dtype, kv=kv)
     if device.type == "cpu":
         # Ranks share the host's memory, of which steps take little and give it back.
-        sizes = sized(free_host_bytes() // groups.dp.size)
+        sizes = sized(least_of_ranks(free_host_bytes() // groups.dp.size, groups))
     else:
+        most = sized(least_of_ranks(free_device_bytes(device), groups))
         with memory.taking("the largest steps", lever=_SMALLER_STEPS):
-            taken = measured(model, drafter, settings, sized(free_device_bytes(device)), cache, say)
+            taken = measured(model, drafter, settings, most, cache, say)
         say(told_of_steps(taken))
-        sizes = sized(max(0, free_device_bytes(device) - taken.kept(settings)))
+        left = max(0, free_device_bytes(device) - taken.kept(settings))
+        sizes = sized(least_of_ranks(left, groups))
     with memory.taking("the cache", sizes.bytes, _FEWER_PAGES):
         state = cache(sizes.slots, sizes.full_pages, sizes.window_pages)
         speculation = _speculation(drafter, state, settings, say)

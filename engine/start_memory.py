@@ -11,6 +11,7 @@ from torch import Tensor
 
 from engine.errors import DeviceMemory
 from engine.model.draft import Drafter
+from engine.model.groups import Groups
 from engine.model.model import DeepseekV4
 
 MIB = 1 << 20
@@ -93,6 +94,12 @@ def free_device_bytes(device: torch.device) -> int:
     """Memory of the device that nobody has, what loading left behind being given back first."""
     torch.cuda.empty_cache()
     return torch.cuda.mem_get_info(device)[0]
+
+
+def least_of_ranks(size: int, groups: Groups) -> int:
+    """The least that any rank has, where they act together: their caches, and what they record, are alike."""
+    together = groups.dp.cpu
+    return size if together is None else int(together.gather(torch.tensor([size])).min())
 
 
 def weights_by_kind(model: DeepseekV4, drafter: Drafter | None) -> dict[str, int]:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import Tensor
 
 from engine.config import Settings
 from engine.errors import ConfigError, DeviceMemory
 from engine.kernel_sets import kernel_set, operations
-from engine.start_memory import MIB, MemoryTable
+from engine.model.groups import ONE, Group, Groups
+from engine.start_memory import MIB, MemoryTable, least_of_ranks
 
 
 def settings(**changes: object) -> Settings:
@@ -50,6 +52,22 @@ def test_a_kernel_set_that_cant_run_is_refused_and_never_replaced(
 ) -> None:
     with pytest.raises(ConfigError, match=said):
         operations(settings(**changes))
+
+
+class Peers:
+    """Two more ranks, with 70 and 90 bytes."""
+
+    def gather(self, own: Tensor) -> Tensor:
+        return torch.stack([own, own.new_tensor([70]), own.new_tensor([90])])
+
+    def swap(self, parts: Tensor) -> Tensor:
+        raise AssertionError("nobody has anything for one rank alone")
+
+
+def test_ranks_that_act_together_have_the_memory_of_the_one_with_the_least() -> None:
+    groups = Groups(Group(0, 3, Peers(), None), ONE)
+    assert [least_of_ranks(own, groups) for own in (80, 60)] == [70, 60]
+    assert least_of_ranks(80, Groups(Group(0, 3, None, None), ONE)) == 80
 
 
 def test_a_full_device_names_what_took_it_and_the_largest_lever() -> None:
