@@ -50,6 +50,7 @@ class Loaded:
             "graph_memory_usage_gb": self.graphs.bytes / GB if self.graphs else 0.0,
             "startup_cuda_graph_time_seconds": self.graphs.took_s if self.graphs else 0.0,
             f'kernel_set{{set="{self.kernels}"}}': 1.0,
+            f'kv_cache_format{{format="{self.runner.state.kv}"}}': 1.0,
             f'sampling_set{{set="{self.runner.choices.name}"}}': 1.0,
         }
         masks: Callable[[], dict[str, float]] = dict

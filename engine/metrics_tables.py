@@ -100,6 +100,9 @@ GAUGES = {
     "utilization": Series("share of what limits the rank: its slots in use, or its cache where that is more"),
     "decode_sum_seq_lens": Series("known tokens of the requests that hold a slot"),
     "kernel_set": Series("1 for the kernel set that runs", {"set": ("native", "tiles", "torch", "triton")}),
+    "kv_cache_format": Series(
+        "1 for what caches hold: values of the model's type, or FP8 rows", {"format": ("fp8", "model")}
+    ),
     "sampling_set": Series(
         "1 for what samples and verifies: kernels, or plain torch", {"set": ("torch", "triton")}
     ),
