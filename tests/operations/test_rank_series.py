@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import math
+import time
 
 import anyio
 import numpy as np
@@ -34,7 +35,7 @@ from engine.messages import (
     SubmitBatch,
 )
 from engine.metrics import Metrics
-from engine.metrics_tables import CHANNELS, ERRORS, EXCHANGE_S, HISTOGRAMS, PAUSE_S, RANK_LABELS
+from engine.metrics_tables import CHANNELS, ERRORS, EXCHANGE_S, HISTOGRAMS, RANK_LABELS
 from engine.rank_figures import RankFigures
 from engine.rank_metrics import RankMetrics
 
@@ -183,12 +184,14 @@ def test_totals_go_on_where_another_process_counts_from_nothing() -> None:
 
 def test_collections_of_garbage_are_timed_while_watched() -> None:
     figures = RankFigures(0)
+    began_s = time.perf_counter()
     figures.pauses.watch()
     figures.pauses.watch()
     try:
         gc.collect()
     finally:
         figures.pauses.leave()
+    watched_s = time.perf_counter() - began_s
     seen = sum(figures.pauses.seconds.counts)
     gc.collect()
     assert seen >= 1
@@ -196,7 +199,7 @@ def test_collections_of_garbage_are_timed_while_watched() -> None:
     series = Series()
     series.ranks.note(snapshot(figures))
     assert series("scheduler_gc_pause_seconds_count") == seen
-    assert 0 < series("scheduler_gc_pause_seconds_sum") < seen * PAUSE_S[-1]
+    assert 0 < series("scheduler_gc_pause_seconds_sum") <= watched_s
 
 
 @pytest.mark.parametrize("native", [False, True])
