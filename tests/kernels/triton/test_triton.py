@@ -35,6 +35,6 @@ def test_kernels(names: list[str]) -> None:
         "no:cacheprovider",
         *(str(Path(__file__).with_name(name)) for name in names),
     ]
-    told = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=110)
+    told = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=280)
     assert told.returncode == 0, told.stdout[-4000:] + told.stderr[-2000:]
     assert " passed" in told.stdout
