@@ -9,13 +9,14 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import faulthandler
+import math
 import multiprocessing
 import os
 import signal
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import Any
@@ -55,12 +56,12 @@ class Stage:
     """Runs parts, one after the other.
 
     say       prints a line
-    within_s  no part begins later than so many seconds from now; 0: no limit
+    within_s  no part begins or goes on later than so many seconds from now; 0: no limit
     """
 
     def __init__(self, say: Callable[[str], None], within_s: float = 0.0) -> None:
         self._say, self._within_s = say, within_s
-        self._began = time.monotonic()
+        self._until = time.monotonic() + within_s if within_s else math.inf
         self._process: BaseProcess | None = None
         self._pipe: Connection | None = None
 
@@ -71,7 +72,10 @@ class Stage:
             outcome.failed = f"not begun: {self._within_s:g} s are over"
         else:
             self._say(f"{part.name} ...")
-            outcome.failed = self._listen(part, outcome.results)
+            left_s = self._until - time.monotonic()
+            # The part's own stacks are printed before its time is over, whichever time that is.
+            soon = replace(part, limit_s=min(part.limit_s, left_s))
+            outcome.failed = self._listen(soon, outcome.results)
         outcome.seconds = round(time.monotonic() - began, 1)
         if outcome.failed:
             self.close()
@@ -82,7 +86,7 @@ class Stage:
     @property
     def late(self) -> bool:
         """Whether no part may begin any more."""
-        return bool(self._within_s) and time.monotonic() - self._began > self._within_s
+        return time.monotonic() >= self._until
 
     def _listen(self, part: Part, results: list[Any]) -> str:
         """Adds results as they come. Returns why the part failed."""
@@ -92,7 +96,7 @@ class Stage:
             if not pipe.poll(START_S):
                 return f"not begun within {START_S:g} s"
             pipe.recv()
-            while pipe.poll(part.limit_s):
+            while not self.late and pipe.poll(min(part.limit_s, self._until - time.monotonic())):
                 kind, value = pipe.recv()
                 if kind == "result":
                     results.append(value)
@@ -102,6 +106,8 @@ class Stage:
             assert self._process is not None
             self._process.join(5)
             return f"its process ended with {self._process.exitcode}"
+        if self.late:
+            return f"{self._within_s:g} s are over, after {len(results)} results"
         return f"nothing for {part.limit_s:g} s, after {len(results)} results"
 
     def _opened(self) -> Connection:

@@ -64,7 +64,7 @@ def job_of(args: argparse.Namespace) -> Job:
 def measure(job: Job, within_s: float = 0.0) -> dict[str, Any]:
     """Runs the job's ranks to their end; new ones behind whatever fails, as long as something is left.
 
-    within_s  seconds after which no case begins; 0: no limit
+    within_s  seconds after which nothing begins or goes on; 0: no limit
     """
     # Both ranks are on this host: the loopback interface is there whatever else is.
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "NCCL_SOCKET_IFNAME": "lo", "GLOO_SOCKET_IFNAME": "lo"}
@@ -86,7 +86,7 @@ class Session:
     """The job's parts that are left, and the ranks that run them.
 
     figures  what they tell is added there
-    until    monotonic seconds after which no part begins
+    until    monotonic seconds after which no part begins or goes on
     doing    the part that runs
     """
 
@@ -115,22 +115,28 @@ class Session:
     def _hear(self, ranks: Sequence[tuple[Connection, Any]]) -> None:
         if self.job.parity:
             self.doing = "parity"
-            self.figures["parity"] = _hear(ranks, "parity", LOAD_S)
+            self.figures["parity"] = self._told(ranks, "parity", LOAD_S)
             print("parity", self.figures["parity"], flush=True)
             self.job = replace(self.job, parity=False)
         self.doing = "loading"
-        loaded = _hear(ranks, "loaded", LOAD_S)
+        loaded = self._told(ranks, "loaded", LOAD_S)
         self.figures |= loaded[0]
         self.figures["rates"] = {
             name: min(told["rates"][name] for told in loaded) for name in loaded[0]["rates"]
         }
         while self.job.cases:
             self.doing = name_of(self.job.cases[0])
-            if time.monotonic() > self._until:
-                raise StepFailed(f"not begun, nor {len(self.job.cases) - 1} others: the time is over")
-            self.figures["rows"].append(slowest(_hear(ranks, "row", CASE_S)))
+            self.figures["rows"].append(slowest(self._told(ranks, "row", CASE_S)))
             print(line_of(self.figures["rows"][-1]), flush=True)
             self.job = replace(self.job, cases=self.job.cases[1:])
+
+    def _told(
+        self, ranks: Sequence[tuple[Connection, Any]], kind: str, silent_s: float
+    ) -> list[dict[str, Any]]:
+        left_s = self._until - time.monotonic()
+        if left_s <= 0:
+            raise StepFailed(f"not begun, with {len(self.job.cases)} cases left: the time is over")
+        return _hear(ranks, kind, min(silent_s, left_s))
 
     def drop(self) -> bool:
         """Leaves out what failed. False where nothing of the rest can run either."""

@@ -58,7 +58,11 @@ def test_what_is_left_runs_behind_parts_that_fail_die_or_hang(tmp_path: Path) ->
     assert len(said) == 12
 
 
-def test_no_part_begins_when_the_time_is_over() -> None:
+def test_no_part_begins_or_goes_on_when_the_time_is_over(tmp_path: Path) -> None:
+    stage = Stage(lambda line: None, within_s=2.0)
+    outcome = stage.run(Part("long", hangs, (str(tmp_path / "pid"),), 60))
+    assert outcome.failed == f"2 s are over, after {len(outcome.results)} results"
+    stage.close()
     stage = Stage(lambda line: None, within_s=1e-9)
     outcome = stage.run(Part("late", counts, (1,), 60))
     assert (outcome.results, outcome.failed) == ([], "not begun: 1e-09 s are over")

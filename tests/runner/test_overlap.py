@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -13,8 +16,13 @@ import torch
 from engine.errors import PageAccounting
 from engine.messages import RunStep, StepDone, Submit, SubmitBatch
 from engine.model.model import DeepseekV4
-from engine.runner.arrivals import Arrivals
+from engine.runner.arrivals import Arrival, Arrivals
+from engine.runner.step import StepRunner
 from tests.machines.test_rank_with_model import Served, submit
+from tests.runner.test_spec_engine import folder, texts
+
+__all__ = ["folder"]
+"""A fixture of another file."""
 
 PAGES, CHUNK = 20, 64
 REQUESTS = [submit(1, 200, 9), submit(2, 126, 12), submit(3, 3, 30), submit(4, 30, 1)]
@@ -145,6 +153,36 @@ def test_what_kernels_met_comes_with_the_results_of_the_step_that_met_it(
     assert callable(behind)
     with pytest.raises(PageAccounting, match="indices outside"):
         behind()
+
+
+def test_the_whole_engine_gives_the_same_text_with_results_on_a_thread_of_their_own(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain, waits, behind, open_steps = texts(folder, 0.4), Arrival.wait, 0, 0
+    made, launch = StepRunner.__init__, StepRunner.launch
+
+    def overlapping(self: StepRunner, *args: Any, **more: Any) -> None:
+        made(self, *args, **more)
+        self.overlaps = True
+
+    def noted(self: StepRunner, job: RunStep) -> Any:
+        nonlocal behind, open_steps
+        behind += open_steps > 0
+        open_steps += 1
+        return launch(self, job)
+
+    def late(self: Arrival) -> Any:
+        nonlocal open_steps
+        # A device's results come a while later; the step that is prepared is launched meanwhile.
+        time.sleep(0.002)
+        open_steps -= 1
+        return waits(self)
+
+    monkeypatch.setattr(StepRunner, "__init__", overlapping)
+    monkeypatch.setattr(StepRunner, "launch", noted)
+    monkeypatch.setattr(Arrival, "wait", late)
+    assert texts(folder, 0.4) == plain
+    assert behind
 
 
 def test_values_are_those_at_the_time_of_the_call() -> None:

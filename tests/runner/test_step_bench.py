@@ -207,9 +207,9 @@ def test_cases_are_measured_behind_those_that_fail_die_or_hang(monkeypatch: pyte
     assert figures["rows"] == []
 
 
-def test_no_case_begins_when_the_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_begins_when_the_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(step, "live", planted_rank)
     job: Any = AskedJob([Asked("decode", 1), Asked("verify", 6)], parity=False)
     assert step.measure(job, 1e-9)["failures"] == {
-        "decode of 1 rows at 100": "not begun, nor 1 others: the time is over"
+        "loading": "not begun, with 2 cases left: the time is over"
     }

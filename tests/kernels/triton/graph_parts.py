@@ -18,6 +18,8 @@ from tests.kernels.triton.cases import DEVICE
 from tests.kernels.triton.graph_ranks import RANKS, told_by_ranks
 
 EAGER = "test_a_recorded_step_is_the_eager_one_and_a_replay_the_run"
+WITHIN_S = 540.0
+"""What a command on a device that is lent for ten minutes may take, with its start and its end."""
 WAITS = "test_no_part_of_a_planned_step_waits_for_the_device"
 OVERLAP = "test_steps_are_launched_without_a_wait_and_give_the_tokens_of_those_waited_for"
 
@@ -42,7 +44,7 @@ def parts() -> list[Part]:
 def main(made: Sequence[Part] = ()) -> int:
     """Runs the parts. Returns the exit code."""
     made = made or parts()
-    outcomes = run_parts(made)
+    outcomes = run_parts(made, within_s=WITHIN_S)
     for name, outcome in outcomes.items():
         for result in outcome.results:
             print(f"shown by {name} on {DEVICE}: {result}")
