@@ -10,8 +10,8 @@ import sys
 
 from setuptools import Extension, setup
 
-HEADERS = ["vec", "gemm", "norm", "lines", "attend", "compress", "moe"]
-SOURCES = ["module", "gemm", "norm", "attend", "select", "compress", "moe"]
+HEADERS = ["vec", "gemm", "norm", "lines", "attend", "compress", "moe", "mask"]
+SOURCES = ["module", "gemm", "norm", "attend", "select", "compress", "moe", "mask"]
 EXCHANGE = ["exchange", "exchange_page", "exchange_peer", "exchange_module"]
 LEVELS = {"x86_64": {"v4": ["-march=x86-64-v4"], "v3": ["-march=x86-64-v3"]}}
 FLAGS = ["-std=gnu11", "-O3", "-ffp-contract=fast", "-Wall", "-Wextra", "-Werror", "-Wno-psabi"]

@@ -4,8 +4,10 @@
 `--concurrency` requests at a time: once greedy and once sampled, and each answer must end by itself, parse,
 meet its schema by an independent validator, and stay the same when it is written and read again. Then greedy
 answers are timed against free text of the same prompts and lengths, interleaved; a ratio is the median of
-nine pairs. With `--speculative dspark` the engine drafts, and it fails where nothing was drafted; it fails,
-too, where a key was compiled twice, or not at all.
+nine pairs. Lengths are equal because both requests of a pair have the constrained answer's length as their
+limit: whatever a limit saves at a text's end, such as drafts that nobody would read, both sides save. With
+`--speculative dspark` the engine drafts, and it fails where nothing was drafted; it fails, too, where a key
+was compiled twice, or not at all.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Sequence
+from functools import partial
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, cast
 
@@ -26,7 +29,7 @@ from api.served import Served, load_served
 from bench.drafting import Recorder
 from bench.drafting_figures import NothingDrafted
 from bench.grammar_cases import cases
-from bench.grammar_figures import Answer, Asked, Pass, compiles, costs, masks, validity
+from bench.grammar_figures import Answer, Asked, Pass, check_lengths, compiles, costs, masks, validity
 from engine.actors.device import StepRunner
 from engine.actors.links import Ref
 from engine.actors.mailbox import Mailbox
@@ -84,13 +87,15 @@ async def _measure(settings: Settings, concurrency: int, pairs: int) -> dict[str
         out = validity(asked, [answer for one in checked for answer in one.answers])
         out |= compiles(engine.grammars, asked)
         lengths = [answer.tokens for answer in checked[0].answers]
-        await passed(engine, asked, concurrency, lengths=lengths)
-        told = []
+        await passed(engine, asked, concurrency, lengths=lengths, free=True)
+        told: list[tuple[Pass, Pass]] = []
         for number in range(pairs):
             told.append(await pair(engine, asked, concurrency, lengths, number % 2 == 0))
+            check_lengths(told[-1], lengths)
             print(f"pair {number + 1} of {pairs}: {told[-1][0].speed / told[-1][1].speed:.3f}", flush=True)
         out |= costs(told, engine.grammars, checked, gate_s) | masks(parts.masks.pipeline.counters)
     out |= {"concurrency": concurrency, "speculative": bool(settings.speculative_algorithm)}
+    out |= {"lengths": "equal by the same limit on both sides: the constrained answer's own length"}
     if settings.speculative_algorithm and not out["draft_tokens"]:
         raise NothingDrafted(f"no token of {out['tokens']} was drafted")
     return {name: round(value, 4) if isinstance(value, float) else value for name, value in out.items()}
@@ -114,12 +119,15 @@ async def requests(served: Served, settings: Settings) -> list[Asked]:
 async def pair(
     engine: Engine, asked: Sequence[Asked], concurrency: int, lengths: Sequence[int], first: bool
 ) -> tuple[Pass, Pass]:
-    """(constrained, free) greedy passes of the same prompts and lengths. `first`: the constrained one is."""
+    """(constrained, free) greedy passes of the same prompts and limits. `first`: the constrained one is."""
+    bound, free = (
+        partial(passed, engine, asked, concurrency, lengths=lengths, free=free) for free in (False, True)
+    )
     if first:
-        bound = await passed(engine, asked, concurrency)
-        return bound, await passed(engine, asked, concurrency, lengths=lengths)
-    free = await passed(engine, asked, concurrency, lengths=lengths)
-    return await passed(engine, asked, concurrency), free
+        constrained_pass = await bound()
+        return constrained_pass, await free()
+    free_pass = await free()
+    return await bound(), free_pass
 
 
 async def passed(
@@ -128,15 +136,20 @@ async def passed(
     concurrency: int,
     temperature: float = 0.0,
     lengths: Sequence[int] | None = None,
+    *,
+    free: bool = False,
 ) -> Pass:
-    """All requests, so many at a time; with `lengths` free text of those lengths, else constrained."""
+    """All requests, so many at a time, constrained or not.
+
+    lengths  most tokens of each; None: as many as its schema's longest text may have
+    """
     answers = [Answer() for _ in asked]
     limit = anyio.CapacityLimiter(concurrency)
 
     async def one(place: int) -> None:
         async with limit:
-            length = lengths[place] if lengths is not None else None
-            await _answer(engine, asked[place], answers[place], temperature, length)
+            length = asked[place].case.longest + 1 if lengths is None else lengths[place]
+            await _answer(engine, asked[place], answers[place], temperature, length, free=free)
 
     began_s = time.perf_counter()
     async with anyio.create_task_group() as tasks:
@@ -146,11 +159,10 @@ async def passed(
 
 
 async def _answer(
-    engine: Engine, asked: Asked, answer: Answer, temperature: float, length: int | None
+    engine: Engine, asked: Asked, answer: Answer, temperature: float, length: int, *, free: bool
 ) -> None:
-    free = length is not None
     sampling = Sampling(
-        max_new_tokens=asked.case.longest + 1 if length is None else length,
+        max_new_tokens=length,
         temperature=temperature,
         seed=asked.case.number,
         ignore_eos=free,

@@ -27,6 +27,10 @@ class NotCompiledOnce(EngineError):
     """The cache or the sharing of compiles did not work as it should."""
 
 
+class UnequalLengths(EngineError):
+    """Two passes that are compared have answers of other lengths than were asked for."""
+
+
 class Invalid(EngineError):
     """An answer that a grammar constrained doesn't obey its schema."""
 
@@ -121,6 +125,14 @@ def compiles(service: GrammarService, asked: Sequence[Asked]) -> dict[str, Any]:
     if made != distinct:
         raise NotCompiledOnce(f"{distinct} keys were compiled {made} times")
     return {"distinct_keys": distinct, "compiles": made, "resolutions": int(counts["wanted"])}
+
+
+def check_lengths(told: Sequence[Pass], lengths: Sequence[int]) -> None:
+    """raises UnequalLengths"""
+    for one in told:
+        found = [answer.tokens for answer in one.answers]
+        if found != [*lengths]:
+            raise UnequalLengths(f"answers of {found} tokens stand against lengths of {[*lengths]}")
 
 
 def costs(

@@ -7,12 +7,13 @@ from collections.abc import Iterator
 from prometheus_client.core import CounterMetricFamily, Metric, SummaryMetricFamily
 from prometheus_client.registry import Collector
 
-from engine.grammar.pipeline_counters import KINDS, PHASES
+from engine.grammar.pipeline_counters import KINDS, PATHS, PHASES
 from engine.messages import Snapshot
 
 LABELS = ("model_name", "engine_type", "dp_rank", "tp_rank", "pp_rank", "moe_ep_rank")
 COUNTED = {
     "dspark_grammar_batches": ("steps with masks", "outcome", ("complete", "partial")),
+    "dspark_grammar_paths": ("steps with masks by the thread that made them", "path", PATHS),
     "dspark_grammar_rows": ("rows of steps by what their mask means", "outcome", tuple(KINDS.values())),
     "dspark_grammar_terminations": ("grammars that came to their end", "outcome", ("complete", "failed")),
 }

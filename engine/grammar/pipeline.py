@@ -1,16 +1,16 @@
-"""Grammar masks of a rank's steps, made on a thread of their own while the target's forward runs.
+"""Grammar masks of a rank's steps, made beside the target's forward on a thread of their own, or in a moment.
 
 Drafts are made of what the grammars allow (`guide`). Then the device thread says what a step verifies
 (`begin`), queues the forward, and takes the masks (`finish`) before tokens are chosen; and it says what the
-step keeps (`retain`). All matchers belong to one other thread, which takes jobs in order: entering and
-leaving requests, drafts, masks, kept tokens. Neither the event loop nor the device thread ever touches a
-matcher or waits for a lock. The order of it all is specs/grammar_pipeline.toml.
+step keeps (`retain`). All matchers belong to a lane, whose thread takes jobs in order: entering and leaving
+requests, drafts, masks, kept tokens. The event loop never touches a matcher or waits for one. The device
+thread takes the lane's turn itself where the jobs of few requests are shorter than the way to that thread and
+back. The order of it all is specs/grammar_pipeline.toml.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -61,7 +61,7 @@ class Pipeline:
         self._drafts: DraftMasks | None = None
         self._to = Upload(device)
         self._of_slot = np.full(slots, NOBODY, np.int64)
-        self._made: Future[Made] | None = None
+        self._made: Callable[[], Made] | None = None
         self._wish: Wish | None = None
         self._slots: Int = np.zeros(0, np.int64)
         self._index: Int = np.zeros(0, np.int64)
@@ -110,8 +110,9 @@ class Pipeline:
             return None
         names, ends = self._of_slot[slots[places]].tolist(), anchors[places].tolist()
         drafts = self._drafts = DraftMasks(
-            epoch, slots.size, places, self._draft_buffers, self._thread.executor, self.counters
-        )
+            epoch, slots.size, places, self._draft_buffers, self._thread.lane, self.counters,
+            here=self._thread.few(places.size),
+        )  # fmt: skip
         self._thread.lead(drafts, Leads(epoch, tuple(names), tuple(ends)))
         return drafts
 
@@ -145,7 +146,7 @@ class Pipeline:
         assert wish is not None
         assert wish.epoch == epoch
         with self.counters.phase("wait"):
-            found = made.result()
+            found = made()
         index = self._to.int64(self._index)
 
         def apply(logits: Tensor) -> None:
@@ -164,6 +165,6 @@ class Pipeline:
                 self._of_slot[slot] = NOBODY
         rows = zip(wish.requests, wish.anchors, tokens, ended, strict=True)
         kept = tuple(Kept(one, first, tuple(own), end) for one, first, own, end in rows if own)
-        self._thread.retain(Retained(epoch, kept))
+        self._thread.retain(Retained(epoch, kept), here=self._thread.few(len(wish.requests)))
         self.counters.ended(sum(ended))
         return ended

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from engine.actors.round import MASK_SLOTS
+from engine.kernels import cpu_masks
 
 Rows = npt.NDArray[np.int32]
 Drafted = npt.NDArray[np.int64]
@@ -94,14 +95,12 @@ def forbid(logits: Tensor, index: Tensor, masks: Tensor) -> None:
     index  ascending
     masks  int32 [n, ceil(V / 32)], bit t % 32 of word t // 32 is token t
     """
-    vocabulary = logits.shape[1]
-    # Words are little-endian, so that bit t % 8 of byte t // 8 is token t, too.
     if masks.device.type == "cpu":
-        spread = np.unpackbits(~masks.numpy().view(np.uint8), axis=1, count=vocabulary, bitorder="little")
-        banned = torch.from_numpy(spread.view(np.bool_))
-    else:
-        bits = torch.arange(BYTE_BITS, dtype=torch.uint8, device=logits.device)
-        banned = ((masks.view(torch.uint8)[:, :, None] >> bits) & 1).flatten(1)[:, :vocabulary] == 0
+        cpu_masks.forbid(logits, index, masks)
+        return
+    # Words are little-endian, so that bit t % 8 of byte t // 8 is token t, too.
+    bits = torch.arange(BYTE_BITS, dtype=torch.uint8, device=logits.device)
+    banned = ((masks.view(torch.uint8)[:, :, None] >> bits) & 1).flatten(1)[:, : logits.shape[1]] == 0
     if index.numel() == logits.shape[0]:
         logits.masked_fill_(banned, float("-inf"))
     else:

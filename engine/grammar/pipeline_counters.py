@@ -14,14 +14,18 @@ PHASES = ("draft_d2h", "draft_wait", "barrier", "traverse", "mask_h2d", "wait")
 
 KINDS = {FREE: "free", MASKED: "masked", ENDED: "ended", DEAD: "dead"}
 
+PATHS = ("device", "thread")
+"""Who makes the masks of a step: the device thread, where few requests have a grammar; the grammar thread."""
+
 PATH = "scalar batch"
 """How chains are traversed: one call of the library after the other."""
 
 
 class PipelineCounters:
-    """Totals since the start. Each figure has one writing thread.
+    """Totals since the start. Whoever has the lane's turn writes; waits and paths are the device thread's.
 
     batches       steps with masks, by whether all of their requests got some
+    paths         steps with masks, by who made them
     rows          by what a row's mask means
     terminations  by how a constrained request's grammar came to its end
     seconds       sum and number by phase
@@ -29,6 +33,7 @@ class PipelineCounters:
 
     def __init__(self) -> None:
         self.batches = {"complete": 0, "partial": 0}
+        self.paths = dict.fromkeys(PATHS, 0)
         self.rows = dict.fromkeys(KINDS.values(), 0)
         self.terminations = {"complete": 0, "failed": 0}
         self.seconds = dict.fromkeys(PHASES, 0.0)
@@ -58,6 +63,7 @@ class PipelineCounters:
         figures: dict[str, float] = {}
         for name, label, values in (
             ("dspark_grammar_batches_total", "outcome", self.batches),
+            ("dspark_grammar_paths_total", "path", self.paths),
             ("dspark_grammar_rows_total", "outcome", self.rows),
             ("dspark_grammar_terminations_total", "outcome", self.terminations),
             ("dspark_grammar_seconds_sum", "phase", self.seconds),

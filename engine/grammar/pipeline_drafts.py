@@ -3,13 +3,14 @@
 The device thread has logits of one position after the other. Before it chooses a position's tokens it takes
 the masks (`apply`); then it says what it chose (`follow`) and goes on to the next logits, while the grammar
 thread takes the matchers one token ahead and fills the next masks. What the rows of the drafts allow is then
-known before the target runs; the step's masks are made of them.
+known before the target runs; the step's masks are made of them. Where the masks of a position take less time
+than the way to that thread and back, the device thread makes them itself, when it wants them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor
 
 from engine.errors import GrammarDiverged
+from engine.grammar.lane import Lane
 from engine.grammar.leads import ANCHOR, Lead
 from engine.grammar.matchers import DEAD, ENDED, MASKED
 from engine.grammar.pipeline_buffers import Drafted, Rows, fetch, forbid
@@ -55,45 +57,52 @@ class DraftMasks:
     """
 
     def __init__(
-        self, epoch: int, groups: int, places: Int, buffers: DraftBuffers, thread: ThreadPoolExecutor,
-        counters: PipelineCounters,
+        self, epoch: int, groups: int, places: Int, buffers: DraftBuffers, lane: Lane,
+        counters: PipelineCounters, *, here: bool,
     ) -> None:  # fmt: skip
-        """groups  n; places  int64 [m] of the constrained ones among them."""
+        """groups  n; places  int64 [m] of the constrained ones among them; here  on the device thread."""
         self.epoch, self.leads = epoch, list[Lead]()
         block = len(buffers.host) - 1
         self.tokens = np.zeros((block, places.size), np.int64)
         self.kinds = np.zeros((block + 1, places.size), np.uint8)
         self.places, self._groups, self._buffers = places, groups, buffers
-        self._thread, self._counters = thread, counters
+        self._lane, self._counters, self._here = lane, counters, here
         self._index = Upload(buffers.device).int64(places)
-        self._only = np.zeros((groups, block), np.bool_)
-        self._made: Future[None] | None = None
+        self._make: Callable[[], None] | None = None
+        self._wait: Callable[[], None] | None = None
 
     # ---- the device thread --------------------------------------------------------------------
 
     def begin(self, start: Callable[[], Sequence[Lead]]) -> None:
-        """Queues the masks of the first tokens; `start` runs on the grammar thread."""
+        """Hands over the masks of the first tokens; `start` runs where they are made."""
 
         def work() -> None:
             self.leads[:] = start()
             self._fill(0, np.full(len(self.leads), ANCHOR))
 
-        self._made = self._thread.submit(work)
+        self._hand_over(work)
 
     def guided(self, choose: Choose) -> Choose:
         """`choose`, among tokens that the grammars allow."""
 
         def pick(k: int, z: Tensor) -> Tensor:
-            assert self._made is not None
+            assert self._wait is not None
             with self._counters.phase("draft_wait"):
-                self._made.result()
+                self._wait()
             self._buffers.apply(k, z, self._index)
             tokens = choose(k, z)
             own = tokens if self.places.size == self._groups else tokens.index_select(0, self._index)
-            self._made = self._thread.submit(self._follow, k, fetch(own))
+            self._hand_over(partial(self._follow, k, fetch(own)))
             return tokens
 
         return pick
+
+    def _hand_over(self, job: Callable[[], None]) -> None:
+        """To the grammar thread, or to the wait for it; `come_back` is what waits for the last row."""
+        if self._here:
+            self._make, self._wait = job, partial(self._lane.at_once, job)
+        else:
+            self._wait = self._lane.submit(job).result
 
     def worth(self) -> Int:
         """As Guide; of the last row nothing is known yet."""
@@ -105,9 +114,13 @@ class DraftMasks:
 
     def certain(self) -> npt.NDArray[np.bool_]:
         """[n, gamma]: drafts that are the only token allowed, if those before them are accepted."""
-        return self._only
+        rows = self._buffers.host[: len(self.tokens), : self.places.size]
+        bits = np.bitwise_count(rows.view(np.uint32)).sum(2, dtype=np.int64)
+        only = np.zeros((self._groups, len(self.tokens)), np.bool_)
+        only[self.places] = ((bits == 1) & (self.kinds[:-1] == MASKED)).T
+        return only
 
-    # ---- the grammar thread -------------------------------------------------------------------
+    # ---- whoever has the lane's turn ----------------------------------------------------------
 
     def _follow(self, k: int, tokens: Callable[[], Drafted]) -> None:
         with self._counters.phase("draft_d2h"):
@@ -116,20 +129,21 @@ class DraftMasks:
 
     def _fill(self, row: int, tokens: Int) -> None:
         """The masks of this row of all drafts, whose tokens before it are these."""
-        count, slots = len(self.leads), self._buffers.host.shape[1]
+        slots = self._buffers.host.shape[1]
         with self._counters.phase("traverse"):
             for number, (lead, token) in enumerate(zip(self.leads, tokens.tolist(), strict=True)):
                 self.kinds[row, number] = lead.follow(token, self._buffers.flat, row * slots + number)
-            if row < len(self.tokens):
-                bits = np.bitwise_count(self._buffers.host[row, :count].view(np.uint32)).sum(1)
-                self._only[self.places, row] = (bits == 1) & (self.kinds[row] == MASKED)
 
     def come_back(self) -> None:
         """Every matcher stands at its anchor again. raises what the masks behind the last token raised"""
-        for lead in self.leads:
-            lead.come_back()
-        assert self._made is not None
-        self._made.result()  # Jobs run in order: it is there.
+        try:
+            if self._make is not None:
+                self._make()
+            elif self._wait is not None:
+                self._wait()  # Jobs run in order: it is there.
+        finally:
+            for lead in self.leads:
+                lead.come_back()
 
     def rows(self, drafts: Drafted, widths: Int, out: Rows) -> npt.NDArray[np.uint8]:
         """Writes the masks of the rows that are verified to `out`, group by group; returns their kinds.

@@ -1,13 +1,13 @@
-"""The thread that owns all matchers of a rank; it takes jobs in order.
+"""All matchers of a rank, and the lane in which whatever is done with them is done in order.
 
-Entering and leaving requests, drafts, masks, kept tokens: whoever asks hands over a job and goes on. The
-order of it all is specs/grammar_pipeline.toml, whose core lives here.
+Entering and leaving requests, drafts, masks, kept tokens: whoever asks hands over a job and goes on, or, on
+the device thread and for a few requests, does it at once. The order of it all is specs/grammar_pipeline.toml,
+whose core lives here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -28,6 +28,7 @@ from engine.actors.grammar_pipeline import (
     Returned,
     Traversed,
 )
+from engine.grammar.lane import Lane
 from engine.grammar.leads import Lead
 from engine.grammar.matchers import ENDED, FREE, MatcherBatch
 from engine.grammar.matchers import Traversed as Walked
@@ -37,6 +38,12 @@ from engine.grammar.pipeline_drafts import DraftMasks
 from engine.grammar.pipeline_request import Constrained, too_slow
 from engine.runner.columns import Int
 from engine.runner.masking import OVER
+
+FEW = 8
+"""Constrained requests of a step whose masks the device thread makes itself, where the device is the CPU.
+
+A row of masks takes 20 us a request, and to hand it over and wait for it takes 200 us, as both threads want
+the interpreter's lock."""
 
 
 class Wish(NamedTuple):
@@ -86,7 +93,7 @@ class MaskThread:
         self._core = GrammarPipeline()
         self._requests: dict[int, Constrained] = {}
         self._error: BaseException | None = None
-        self.executor = ThreadPoolExecutor(1, thread_name_prefix="grammar masks")
+        self.lane = Lane("grammar masks")
 
     # ---- any thread ---------------------------------------------------------------------------
 
@@ -103,26 +110,36 @@ class MaskThread:
         """No step in flight names the request, and none will."""
         self._do(self._leave, request)
 
+    def close(self) -> None:
+        """Waits for the jobs that are left."""
+        self.lane.close()
+
+    # ---- the device thread --------------------------------------------------------------------
+
+    def few(self, groups: int) -> bool:
+        """Whether the device thread itself makes the masks of so many constrained groups."""
+        return not self.buffers.cuda and groups <= FEW
+
     def lead(self, drafts: DraftMasks, leads: Leads) -> None:
         """Masks of drafts: the first ones now, the others as it is said what was drafted."""
         drafts.begin(partial(self._lead, leads))
 
-    def make(self, wish: Wish, drafts: DraftMasks | None) -> Future[Made]:
-        """Masks of a step, and of the drafts that it verifies."""
-        return self.executor.submit(self._make, wish, drafts)
+    def make(self, wish: Wish, drafts: DraftMasks | None) -> Callable[[], Made]:
+        """Masks of a step, and of the drafts that it verifies; the result waits for them, or makes them."""
+        here = self.few(len(wish.requests))
+        self.counters.paths["device" if here else "thread"] += 1
+        if here:
+            return partial(self.lane.at_once, self._make, wish, drafts)
+        return self.lane.submit(self._make, wish, drafts).result
 
-    def retain(self, kept: Retained) -> None:
+    def retain(self, kept: Retained, *, here: bool) -> None:
         """What the step keeps."""
-        self._do(self._retain, kept)
+        self._do(self._retain, kept, here=here)
 
-    def close(self) -> None:
-        """Waits for the jobs that are left."""
-        self.executor.shutdown(wait=True)
+    # ---- whoever has the lane's turn ----------------------------------------------------------
 
-    # ---- the grammar thread -------------------------------------------------------------------
-
-    def _do(self, job: Callable[[Any], object], msg: Any) -> None:
-        """Queues a job; what the first one raises is the cause that ends the rank at its next masks."""
+    def _do(self, job: Callable[[Any], object], msg: Any, *, here: bool = False) -> None:
+        """Hands over a job; what the first one raises is the cause that ends the rank at its next masks."""
 
         def work() -> None:
             try:
@@ -130,7 +147,10 @@ class MaskThread:
             except BaseException as error:
                 self._error = self._error or error
 
-        self.executor.submit(work)
+        if here:
+            self.lane.at_once(work)
+        else:
+            self.lane.submit(work)
 
     def _check(self) -> None:
         """raises what a job before raised, of which whatever comes next would be a mere consequence"""

@@ -1,11 +1,12 @@
-/* The Python face of the CPU kernels. Tensors arrive as addresses and sizes; engine/kernels/cpu.py has checked
- * them. Every call gives up the interpreter lock, so that the event loop runs beside a step. */
+/* The Python face of the CPU kernels. Tensors arrive as addresses and sizes, which the callers have checked. Every
+ * call gives up the interpreter lock, so that the event loop runs beside a step. */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
 #include "attend.h"
 #include "compress.h"
 #include "gemm.h"
+#include "mask.h"
 #include "moe.h"
 #include "norm.h"
 
@@ -232,11 +233,24 @@ FACE(fold) {
     Py_RETURN_NONE;
 }
 
+FACE(forbid) {
+    BEGIN(r);
+    float* logits = address(&r);
+    int64_t stride = whole(&r), rows = whole(&r);
+    const int64_t* places = address(&r);
+    const int32_t* masks = address(&r);
+    int64_t masked = whole(&r), words = whole(&r), vocabulary = whole(&r);
+    int failed = 0;
+    CALL(r, failed = forbid(logits, stride, rows, places, masks, masked, words, vocabulary));
+    if (failed) return PyErr_Format(PyExc_ValueError, "a mask is for none of %lld rows", (long long)rows);
+    Py_RETURN_NONE;
+}
+
 static PyMethodDef methods[] = {
 #define METHOD(name) {#name, (PyCFunction)(void (*)(void))py_##name, METH_FASTCALL, NULL}
-    METHOD(pack),     METHOD(gemm),         METHOD(rms_norm),     METHOD(rotate),        METHOD(mhc_pre),
-    METHOD(mhc_post), METHOD(attend),       METHOD(index_scores), METHOD(swiglu),        METHOD(moe),
-    METHOD(route),    METHOD(pool_windows), METHOD(fold),         {NULL, NULL, 0, NULL},
+    METHOD(pack),     METHOD(gemm),         METHOD(rms_norm),     METHOD(rotate), METHOD(mhc_pre),
+    METHOD(mhc_post), METHOD(attend),       METHOD(index_scores), METHOD(swiglu), METHOD(moe),
+    METHOD(route),    METHOD(pool_windows), METHOD(fold),         METHOD(forbid), {NULL, NULL, 0, NULL},
 };
 
 static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, .m_name = QUOTED(NAMED(_cpu_, LEVEL)), .m_size = 0,

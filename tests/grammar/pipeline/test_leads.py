@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from engine.errors import GrammarDiverged, Unexpected
+from engine.grammar import pipeline_thread
 from engine.grammar.key import GrammarKey
 from engine.grammar.leads import ANCHOR, Lead
 from engine.grammar.matchers import DEAD, ENDED, FREE, MASKED, Chain, Matcher, MatcherBatch
@@ -103,9 +104,14 @@ def test_a_slow_walk_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
 # ---- the pipeline's guide --------------------------------------------------------------------------
 
 
-@pytest.fixture
-def pipeline() -> Iterator[Pipeline]:
-    """Slot 1 has LETTERS, slot 2 nothing, slot 3 NUMBERS; each stands behind three tokens."""
+@pytest.fixture(params=["device", "thread"])
+def pipeline(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pipeline]:
+    """Slot 1 has LETTERS, slot 2 nothing, slot 3 NUMBERS; each stands behind three tokens.
+
+    Masks are made by the device thread itself, or by the grammar thread.
+    """
+    if request.param == "thread":
+        monkeypatch.setattr(pipeline_thread, "FEW", 0)
     found = Pipeline(WIDTH, [STOP], END, CPU, 5, BLOCK + 1, 10.0)
     for slot, key in ((1, LETTERS), (2, None), (3, NUMBERS)):
         if key is not None:

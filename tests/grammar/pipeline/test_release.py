@@ -45,7 +45,7 @@ async def test_a_released_rank_has_no_thread_for_grammars_and_waits_for_none_tha
     matchers: Any = parts.matchers(settings, loaded, Mailbox("rank0", 16, "reject"), Timers())
     end, begun = threading.Event(), threading.Event()
     matchers.loader._threads.submit(lambda: (begun.set(), busy and end.wait()))
-    matchers.pipeline._thread.executor.submit(begun.wait).result()
+    matchers.pipeline._thread.lane.submit(begun.wait).result()
     assert len(own_threads() - before) >= 2
     with anyio.fail_after(60):
         await parts.release("graphs")

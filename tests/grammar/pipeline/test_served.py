@@ -176,7 +176,7 @@ def test_a_matcher_that_disagrees_fails_its_request_alone(rank: Served) -> None:
     rank.step()
     rank.step()
     thread = rank.pipeline._thread
-    thread.executor.submit(thread._requests[1].advance, [5], 1.0).result()
+    thread.lane.submit(thread._requests[1].advance, [5], 1.0).result()
     rank.drain()
     assert rank.finish[1][0] == FAILED
     assert rank.finish[1][2].startswith("GrammarDiverged: token 5")

@@ -1,0 +1,37 @@
+"""Grammar masks on the CPU, by the C kernel: a tenth of the time of bits spread to bytes and filled by torch."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from engine.errors import ShapeMismatch
+from engine.native import CpuKernels, level, load
+
+WORD = 32
+
+
+def forbid(logits: Tensor, index: Tensor, masks: Tensor) -> None:
+    """Sets tokens whose bit is 0 to minus infinity, in rows `index` int64 [n] of logits float32 [R, V].
+
+    masks   int32 [n, ceil(V / 32)], bit t % 32 of word t // 32 is token t
+    raises  ShapeMismatch where they disagree, ValueError for a row that logits don't have
+    """
+    rows, vocabulary = logits.shape
+    count, words = masks.shape
+    if index.numel() != count or words * WORD < vocabulary:
+        raise ShapeMismatch(f"{index.numel()} rows of {vocabulary} tokens have masks {tuple(masks.shape)}")
+    kinds = (logits.dtype, index.dtype, masks.dtype)
+    if kinds != (torch.float32, torch.int64, torch.int32) or logits.stride(1) != 1:
+        raise ShapeMismatch(f"logits, rows and masks are {kinds}, logits with the strides {logits.stride()}")
+    index, masks = index.contiguous(), masks.contiguous()
+    addresses = index.data_ptr(), masks.data_ptr()
+    kernels().forbid(logits.data_ptr(), logits.stride(0), rows, *addresses, count, words, vocabulary)
+
+
+@cache
+def kernels() -> CpuKernels:
+    """Those of this processor."""
+    return load(level())
