@@ -1,4 +1,4 @@
-"""Grammar masks on the CPU, by the C kernel: a tenth of the time of bits spread to bytes and filled by torch."""
+"""Grammar masks on the CPU, by the C kernel: a tenth of the time of bits spread to bytes that torch fills."""
 
 from __future__ import annotations
 
