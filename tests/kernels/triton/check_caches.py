@@ -27,7 +27,7 @@ from engine.runner.batch import build_batch
 from engine.runner.forward import commit_step, forward
 from engine.runner.graph_rows import GraphKey, pack, unfold, views
 from engine.runner.plan import plan_step
-from tests.kernels.triton.cases import DEVICE, seeded
+from tests.kernels.triton.cases import DEVICE, distance, seeded
 from tests.kernels.triton.check_ops import BF16, FIELDS, model
 
 SMALL = {**FIELDS, "num_hidden_layers": 2, "compress_ratios": [4, 128], "num_hash_layers": 1}
@@ -107,7 +107,8 @@ def test_steps_of_every_kind_agree_operation_by_operation() -> None:
     run.at = {1: 256, 3: 256, 2: run.at[2]}
     shared = run.step({3: 5}, {3: 0})
     owner = run.step({1: 5}, {1: 0}, compare=False)
-    assert torch.equal(owner, shared)
+    # A device's library may add in another order from call to call.
+    assert torch.equal(owner, shared) if DEVICE == "cpu" else distance(owner, shared) < 1e-3
     assert max(run.compared.worst.values()) < OPERATION, run.compared.worst
     assert run.compared.calls.keys() == set(CACHES)
     for name, spec in run.state.specs.items():
