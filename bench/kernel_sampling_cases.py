@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from bench.kernel_cases import Case, copies, distance
-from engine.grammar.pipeline_buffers import forbid
 from engine.kernels.triton import draws, logits, logits_best, markov, masks
 from engine.kernels.triton.accept_rows import VerifiedRows
 from engine.messages import Sampling
+from engine.runner.edits import forbid
 from engine.runner.parameters import KEY, TOP_K, SlotParameters, features_of
 from engine.runner.penalties import TokenCounts
 from engine.runner.sampling import Rows, Sampler

@@ -15,7 +15,6 @@ from collections.abc import Callable, Collection, Sequence
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
 
 from engine.actors.grammar_pipeline import Kept, Leads, Retained
 from engine.grammar.matchers import Matcher
@@ -24,7 +23,8 @@ from engine.grammar.pipeline_drafts import DraftBuffers, DraftMasks
 from engine.grammar.pipeline_request import Constrained
 from engine.grammar.pipeline_thread import Made, MaskThread, Wish
 from engine.messages import SlotBind
-from engine.runner.columns import Int, Upload
+from engine.runner.columns import Int
+from engine.runner.edits import MaskWords
 from engine.runner.masking import MaskGroups, Masks
 
 BUDGET_S = 0.05
@@ -59,7 +59,6 @@ class Pipeline:
         self._buffers = self._thread.buffers
         self._draft_buffers = DraftBuffers(device, rows, slots, self._thread.words)
         self._drafts: DraftMasks | None = None
-        self._to = Upload(device)
         self._of_slot = np.full(slots, NOBODY, np.int64)
         self._made: Callable[[], Made] | None = None
         self._wish: Wish | None = None
@@ -147,17 +146,14 @@ class Pipeline:
         assert wish.epoch == epoch
         with self.counters.phase("wait"):
             found = made()
-        index = self._to.int64(self._index)
-
-        def apply(logits: Tensor) -> None:
-            self._buffers.apply(wish.mask_slot, logits, index)
-
-        return Masks(apply, *found)
+        words = self._buffers.words(wish.mask_slot, self._index.size)
+        return Masks(MaskWords(words, self._index), *found)
 
     def retain(self, epoch: int, tokens: Sequence[Sequence[int]]) -> list[bool]:
         """As MaskSource."""
         wish = self._wish
         assert wish is not None
+        self._buffers.read(wish.mask_slot)
         ended = [bool(kept) and kept[-1] in self._stops for kept in tokens]
         for slot, own in zip(self._slots.tolist(), tokens, strict=True):
             if not own:

@@ -14,12 +14,9 @@ import torch
 from torch import Tensor
 
 from engine.actors.round import MASK_SLOTS
-from engine.kernels import cpu_masks
 
 Rows = npt.NDArray[np.int32]
 Drafted = npt.NDArray[np.int64]
-
-BYTE_BITS = 8
 
 
 class MaskBuffers:
@@ -47,16 +44,18 @@ class MaskBuffers:
                 self._own[mask_slot][:rows].copy_(self._host[mask_slot][:rows], non_blocking=True)
                 self._copied[mask_slot].record(self._stream)
 
-    def apply(self, mask_slot: int, logits: Tensor, index: Tensor) -> None:
-        """Rows `index` int64 [n] of logits [R, V], in place, by the slot's first n rows.
+    def words(self, mask_slot: int, rows: int) -> Tensor:
+        """The slot's first rows, int32 [rows, words] on the device.
 
-        The device's work waits for the copy, the host doesn't.
+        The device waits for the copy, the host doesn't. Call `read` when all that reads them is queued.
         """
-        own = self._host[mask_slot]
-        if self.cuda:
-            torch.cuda.current_stream(self.device).wait_event(self._copied[mask_slot])
-            own = self._own[mask_slot]
-        forbid(logits, index, own[: index.numel()])
+        if not self.cuda:
+            return self._host[mask_slot][:rows]
+        torch.cuda.current_stream(self.device).wait_event(self._copied[mask_slot])
+        return self._own[mask_slot][:rows]
+
+    def read(self, mask_slot: int) -> None:
+        """All work that reads the slot is queued."""
         if self.cuda:
             self._read[mask_slot].record(torch.cuda.current_stream(self.device))
 
@@ -87,22 +86,3 @@ def fetch(tokens: Tensor) -> Callable[[], Drafted]:
         return landed.numpy()
 
     return wait
-
-
-def forbid(logits: Tensor, index: Tensor, masks: Tensor) -> None:
-    """Sets tokens whose bit is 0 to minus infinity, in rows `index` int64 [n] of logits [R, V].
-
-    index  ascending
-    masks  int32 [n, ceil(V / 32)], bit t % 32 of word t // 32 is token t
-    """
-    if masks.device.type == "cpu":
-        cpu_masks.forbid(logits, index, masks)
-        return
-    # Words are little-endian, so that bit t % 8 of byte t // 8 is token t, too.
-    bits = torch.arange(BYTE_BITS, dtype=torch.uint8, device=logits.device)
-    banned = ((masks.view(torch.uint8)[:, :, None] >> bits) & 1).flatten(1)[:, : logits.shape[1]] == 0
-    if index.numel() == logits.shape[0]:
-        logits.masked_fill_(banned, float("-inf"))
-    else:
-        own = logits.index_select(0, index).masked_fill_(banned, float("-inf"))
-        logits.index_copy_(0, index, own)

@@ -21,10 +21,11 @@ from engine.errors import GrammarDiverged
 from engine.grammar.lane import Lane
 from engine.grammar.leads import ANCHOR, Lead
 from engine.grammar.matchers import DEAD, ENDED, MASKED
-from engine.grammar.pipeline_buffers import Drafted, Rows, fetch, forbid
+from engine.grammar.pipeline_buffers import Drafted, Rows, fetch
 from engine.grammar.pipeline_counters import PipelineCounters
 from engine.model.draft import Choose
 from engine.runner.columns import Int, Upload
+from engine.runner.edits import forbid
 
 
 class DraftBuffers:

@@ -14,6 +14,7 @@ from engine.messages import LogprobColumns
 from engine.runner.batch import ForwardBatch
 from engine.runner.bindings import Bindings
 from engine.runner.columns import Upload
+from engine.runner.edits import MaskWords
 from engine.runner.logprobs import NO_COLUMNS, columns, message, nothing_chosen
 from engine.runner.sampling import Chosen, Rows
 
@@ -82,7 +83,7 @@ class Drawn:
 
     @property
     def columns(self) -> Tensor:
-        """int64 [2, sampled]: tokens, and 1 where they count. `Answers.settle` wants it as lists."""
+        """int64 [2, sampled]: tokens, and 1 where they count. `settle` wants it as lists."""
         return torch.stack((self.chosen.tokens, self.chosen.valid.to(torch.int64)))
 
 
@@ -120,26 +121,14 @@ class Answers:
             rows += range(first, first + len(positions))
         return Wanted(leading, sampled, tuple(scored), np.asarray(rows, np.int32))
 
-    def sample(
-        self, logits: Tensor, batch: ForwardBatch, wanted: Wanted, names: Sequence[int], outcome: Outcome
-    ) -> tuple[Tensor, Tensor]:
-        """Samples the wanted groups, and adds what became of them to `outcome`.
-
-        names    the RunStep's number of each of the batch's groups
-        returns  slots and tokens, int64 [sampled] each, for the relay
-        """
-        drawn = self.draw(logits, batch, wanted)
-        settle(drawn, drawn.columns.tolist(), wanted, names, outcome)
-        return drawn.slots, drawn.chosen.tokens
-
-    def draw(self, logits: Tensor, batch: ForwardBatch, wanted: Wanted) -> Drawn:
-        """Samples the wanted groups, and waits for nothing."""
+    def draw(self, logits: Tensor, batch: ForwardBatch, wanted: Wanted, mask: MaskWords | None) -> Drawn:
+        """Samples the wanted groups, and waits for nothing; the mask is of their rows."""
         slots, ends = batch.slots.tolist(), (batch.starts + batch.counts).tolist()
         rows = Rows(
             tuple(slots[group] for group in wanted.sampled), tuple(ends[group] for group in wanted.sampled)
         )
-        own = logits[wanted.verified : wanted.verified + len(wanted.sampled)]
-        chosen, errors = self._sample(own, rows)
+        first, stop = wanted.verified, wanted.verified + len(wanted.sampled)
+        chosen, errors = self._sample(logits[first:stop], rows, mask)
         return Drawn(self.ids(rows.slots), chosen, errors)
 
     def asked_for(self, wanted: Wanted, slots: Sequence[int]) -> bool:
@@ -147,17 +136,18 @@ class Answers:
         of = self.bindings.parameters.of
         return bool(wanted.scored) or any(of(slots[group]).logprobs >= 0 for group in wanted.sampled)
 
-    def _sample(self, logits: Tensor, rows: Rows) -> tuple[Chosen, dict[int, str]]:
+    def _sample(self, logits: Tensor, rows: Rows, mask: MaskWords | None) -> tuple[Chosen, dict[int, str]]:
         """Sample all rows at once; where that raises, one by one, so that only the rows at fault fail."""
         try:
-            return self.choices.sample(logits, rows), {}
+            return self.choices.sample(logits, rows, mask), {}
         except Exception:
             tokens = torch.zeros(len(rows.slots), dtype=torch.int64, device=logits.device)
             valid = torch.zeros(len(rows.slots), dtype=torch.bool, device=logits.device)
             errors: dict[int, str] = {}
             for row in range(len(rows.slots)):
                 try:
-                    one = self.choices.sample(logits[row : row + 1], rows.only(row))
+                    own = None if mask is None else mask.part(row, row + 1)
+                    one = self.choices.sample(logits[row : row + 1], rows.only(row), own)
                     tokens[row : row + 1], valid[row : row + 1] = one.tokens, one.valid
                 except Exception as error:
                     errors[row] = f"sampling failed: {error}"

@@ -11,6 +11,7 @@ from engine.messages import SlotBind
 from engine.model.draft import Choose
 from engine.runner.acceptance import Acceptance, Accepted
 from engine.runner.acceptance_layout import VerifyRows
+from engine.runner.edits import MaskWords
 from engine.runner.logprobs import TokenLogprobs, token_logprobs
 from engine.runner.parameters import SlotParameters
 from engine.runner.penalties import TokenCounts
@@ -30,10 +31,10 @@ class Choices(Protocol):
     def bind(self, bind: SlotBind) -> None:
         """A slot has a new request. raises BadRequest where its parameters or its tokens can't be used"""
 
-    def sample(self, logits: Tensor, rows: Rows) -> Chosen:
+    def sample(self, logits: Tensor, rows: Rows, mask: MaskWords | None = None) -> Chosen:
         """As Sampler.sample; logits may be changed where no row's request wants log probabilities."""
 
-    def accept(self, logits: Tensor, rows: VerifyRows) -> Accepted:
+    def accept(self, logits: Tensor, rows: VerifyRows, mask: MaskWords | None = None) -> Accepted:
         """As Acceptance.accept; logits may be changed where no group's request wants log probabilities."""
 
     def choose(self, slots: Sequence[int], positions: Sequence[int]) -> Choose:
@@ -61,13 +62,13 @@ class PlainChoices:
         if self.parameters.of(bind.slot).penalised:
             self._counts.bind(bind.slot, bind.prompt, bind.prompt_tokens)
 
-    def sample(self, logits: Tensor, rows: Rows) -> Chosen:
+    def sample(self, logits: Tensor, rows: Rows, mask: MaskWords | None = None) -> Chosen:
         """As Choices.sample."""
-        return self._sampler.sample(logits, rows)
+        return self._sampler.sample(logits, rows, mask)
 
-    def accept(self, logits: Tensor, rows: VerifyRows) -> Accepted:
+    def accept(self, logits: Tensor, rows: VerifyRows, mask: MaskWords | None = None) -> Accepted:
         """As Choices.accept."""
-        return self._acceptance.accept(logits, rows)
+        return self._acceptance.accept(logits, rows, mask)
 
     def choose(self, slots: Sequence[int], positions: Sequence[int]) -> Choose:
         """As Choices.choose."""

@@ -17,7 +17,7 @@ from engine.kernels.triton.accept_rows import VerifiedRows, spread
 from engine.kernels.triton.draws import Drawn, draw
 from engine.kernels.triton.logits_best import best_logprobs
 from engine.kernels.triton.markov import Choosers
-from engine.kernels.triton.masks import count_tokens, edit
+from engine.kernels.triton.masks import RowMasks, count_tokens, edit
 from engine.messages import SlotBind
 from engine.model.draft import Choose
 from engine.runner.acceptance import Accepted
@@ -25,6 +25,7 @@ from engine.runner.acceptance_layout import VerifyRows, widths_of
 from engine.runner.columns import Upload
 from engine.runner.device_drafts import DeviceChooser
 from engine.runner.device_tables import DeviceTables
+from engine.runner.edits import MaskWords
 from engine.runner.logprobs import TokenLogprobs
 from engine.runner.parameters import Features, SlotParameters
 from engine.runner.sampling import Chosen, Rows
@@ -45,25 +46,25 @@ class DeviceChoices:
         self.parameters.bind(bind)
         self._tables.bind(bind)
 
-    def sample(self, logits: Tensor, rows: Rows) -> Chosen:
+    def sample(self, logits: Tensor, rows: Rows, mask: MaskWords | None = None) -> Chosen:
         """As Choices.sample."""
         features = [self.parameters.of(slot) for slot in rows.slots]
         slots, positions, ones = self._columns(rows.slots, rows.positions, np.ones(len(features), np.int64))
         laid = spread(slots, positions, ones, 1, len(features))
-        logits = _editable(logits, rows.positions, features)
-        drawn = self._drawn(logits, laid)
+        logits = _editable(logits, rows.positions, features, mask)
+        drawn = self._drawn(logits, laid, mask)
         # A row that failed counts its 0: nobody asks its slot again.
         count_tokens(self._tables.edits, slots, drawn.tokens[:, None], ones)
         return Chosen(drawn.tokens, drawn.valid)
 
-    def accept(self, logits: Tensor, rows: VerifyRows) -> Accepted:
+    def accept(self, logits: Tensor, rows: VerifyRows, mask: MaskWords | None = None) -> Accepted:
         """As Choices.accept."""
         features = [self.parameters.of(slot) for slot in rows.slots]
         widths, width = widths_of(rows, logits), rows.draft_ids.shape[1] + 1
         slots, positions, lens = self._columns(rows.slots, rows.positions, widths)
         laid = spread(slots, positions, lens, width, len(logits))
-        logits = _editable(logits, rows.positions, features)
-        drawn = self._drawn(logits, laid, rows.draft_ids)
+        logits = _editable(logits, rows.positions, features, mask)
+        drawn = self._drawn(logits, laid, mask, rows.draft_ids)
         drafts = kernels.Drafts(slots, positions, lens, rows.draft_ids, rows.draft_logits, _stats(rows))
         floats, ints = self.parameters.floats, self.parameters.ints
         found = kernels.accept(logits, drafts, floats, ints, self._tables.repeats, drawn)
@@ -84,21 +85,33 @@ class DeviceChoices:
         chosen, ids, values = best_logprobs(logits, tokens, max(tops, default=0))
         return TokenLogprobs(chosen, ids, values, tuple(tops))
 
-    def _drawn(self, logits: Tensor, laid: VerifiedRows, draft_ids: Tensor | None = None) -> Drawn:
+    def _drawn(
+        self, logits: Tensor, laid: VerifiedRows, mask: MaskWords | None, draft_ids: Tensor | None = None
+    ) -> Drawn:
         """Edits the rows in place, and draws from each as plain decoding does."""
         stats = statistics.new_stats(logits)
-        edit(logits, laid, self._tables.edits, draft_ids, stats=stats)
+        masks = None if mask is None else self._row_masks(mask, len(logits))
+        edit(logits, laid, self._tables.edits, draft_ids, masks, stats)
         floats, ints = self.parameters.floats, self.parameters.ints
         return draw(logits, stats, laid.slots, laid.positions, floats, ints)
+
+    def _row_masks(self, mask: MaskWords, rows: int) -> RowMasks:
+        which = np.full(rows, -1, np.int64)
+        which[mask.rows] = np.arange(mask.rows.size)
+        return RowMasks(mask.words, self._to.int64(which))
 
     def _columns(self, *columns: Sequence[int] | np.ndarray) -> tuple[Tensor, ...]:
         """Host columns of one length as int64 on the device, in one copy."""
         return self._to.int64(np.array(columns, np.int64)).unbind()
 
 
-def _editable(logits: Tensor, positions: Sequence[int], features: Sequence[Features]) -> Tensor:
+def _editable(
+    logits: Tensor, positions: Sequence[int], features: Sequence[Features], mask: MaskWords | None
+) -> Tensor:
     """The logits, or a copy where an edit would take from a request the numbers that it asked to see."""
-    edited = any(f.edits_logits(position) for f, position in zip(features, positions, strict=True))
+    edited = mask is not None or any(
+        f.edits_logits(position) for f, position in zip(features, positions, strict=True)
+    )
     return logits.clone() if edited and any(f.logprobs >= 0 for f in features) else logits
 
 

@@ -7,16 +7,43 @@ position plus i, under the assumption that the first i drafted tokens were emitt
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from engine.kernels import cpu_masks
+from engine.runner.columns import Int, Upload
 from engine.runner.parameters import REPETITION, Features, SlotParameters
 from engine.runner.penalties import TokenCounts
 
 GrammarMask = Callable[[Tensor], None]
 """Sets forbidden tokens of logits [R, V] to minus infinity, in place."""
+
+BYTE_BITS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class MaskWords:
+    """The GrammarMask of some rows as bits, for who can read them while editing.
+
+    words  int32 [n, ceil(V / 32)] on the device; bit t % 32 of word t // 32 is 1 where token t is allowed
+    rows   int64 [n] on the host, ascending: the row of the logits that each is for
+    """
+
+    words: Tensor
+    rows: Int
+
+    def __call__(self, logits: Tensor) -> None:
+        """As GrammarMask."""
+        forbid(logits, Upload(logits.device).int64(self.rows), self.words)
+
+    def part(self, first: int, stop: int) -> MaskWords | None:
+        """That of logits[first:stop]; None where no row of it is masked."""
+        low, high = np.searchsorted(self.rows, (first, stop))
+        return MaskWords(self.words[low:high], self.rows[low:high] - first) if low < high else None
 
 
 class Groups(NamedTuple):
@@ -104,3 +131,22 @@ def _firsts(widths: Sequence[int]) -> list[int]:
         found.append(row)
         row += width
     return found
+
+
+def forbid(logits: Tensor, index: Tensor, masks: Tensor) -> None:
+    """Sets tokens whose bit is 0 to minus infinity, in rows `index` int64 [n] of logits [R, V].
+
+    index  ascending
+    masks  int32 [n, ceil(V / 32)], bit t % 32 of word t // 32 is token t
+    """
+    if masks.device.type == "cpu":
+        cpu_masks.forbid(logits, index, masks)
+        return
+    # Words are little-endian, so that bit t % 8 of byte t // 8 is token t, too.
+    bits = torch.arange(BYTE_BITS, dtype=torch.uint8, device=logits.device)
+    banned = ((masks.view(torch.uint8)[:, :, None] >> bits) & 1).flatten(1)[:, : logits.shape[1]] == 0
+    if index.numel() == logits.shape[0]:
+        logits.masked_fill_(banned, float("-inf"))
+    else:
+        own = logits.index_select(0, index).masked_fill_(banned, float("-inf"))
+        logits.index_copy_(0, index, own)

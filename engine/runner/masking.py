@@ -14,7 +14,7 @@ from engine.messages import SlotBind
 from engine.model.draft import Choose
 from engine.runner.answers import BAD_LOGITS, Outcome
 from engine.runner.columns import Int
-from engine.runner.edits import GrammarMask
+from engine.runner.edits import MaskWords
 
 OVER = -1
 """Instead of a length: the grammar had ended before the step."""
@@ -45,13 +45,13 @@ class MaskGroups(NamedTuple):
 class Masks(NamedTuple):
     """The masks of a step.
 
-    apply    masks rows' logits in place: the rows of all groups, group by group
+    words    of the rows of all groups, group by group
     lengths  int64 [m] of the constrained groups: tokens behind their matchers; OVER: the grammar had ended
     most     int64 [m], rows that each may keep: those up to the token that ends its grammar
     failed   why a constrained group fails, by its number among them; its rows allow nothing
     """
 
-    apply: GrammarMask
+    words: MaskWords
     lengths: Int
     most: Int
     failed: Mapping[int, str]
@@ -114,7 +114,7 @@ class StepMasks:
     """The masks of one step; without constrained groups, of nothing.
 
     groups  RunStep's numbers of the constrained groups, int64 [m]
-    found   once `applied` was called
+    found   once `finish` was called
     """
 
     def __init__(
@@ -137,18 +137,15 @@ class StepMasks:
             self._widths = groups.widths
             source.begin(epoch, mask_slot, groups)
 
-    def applied(self, logits: Tensor, rows: int) -> Tensor:
-        """Logits [R, V] that tokens are chosen from: the target's own where the step has no grammar.
+    def finish(self) -> None:
+        """Waits for the masks, behind which the device's work may be queued."""
+        if self.groups.size:
+            assert self._source is not None
+            self.found = self._source.finish(self._epoch)
 
-        rows  how many of them, from the first, choose a token
-        """
-        if not self.groups.size:
-            return logits
-        assert self._source is not None
-        self.found = self._source.finish(self._epoch)
-        chosen = logits[:rows].clone()
-        self.found.apply(chosen)
-        return chosen
+    def of(self, first: int, count: int) -> MaskWords | None:
+        """The masks of some of the rows that choose tokens; None: of none of them."""
+        return None if self.found is None else self.found.words.part(first, first + count)
 
     @property
     def over(self) -> Int:

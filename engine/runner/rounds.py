@@ -29,9 +29,9 @@ from engine.actors.round import (
 from engine.errors import Unexpected
 from engine.messages import RunStep, StepDone
 from engine.runner.acceptance_layout import VerifyRows
-from engine.runner.answers import Answers, Outcome
+from engine.runner.answers import Answers, Outcome, settle
 from engine.runner.batch import build_batch
-from engine.runner.columns import Upload
+from engine.runner.columns import Int, Upload
 from engine.runner.decoding import (
     anchors_of,
     check_agreed,
@@ -193,33 +193,28 @@ class Rounds:
         """Which rows stay, and what follows them; adds what became of the groups to `outcome`."""
         kept, lens, failed = columns.chunks.copy(), target.plan.commit.counts, None
         kept[decoding.groups] = laid.lens
-        relays = []
-        choosing = target.wanted.verified + len(target.wanted.sampled)
-        masks = target.masks
-        logits = masks.applied(target.out.logits, choosing)
+        relays, drawn, masks, wanted = [], None, target.masks, target.wanted
+        logits, groups = target.out.logits, decoding.groups
+        masks.finish()
         if masks.found is not None:
             self.round.receive(MaskReady(epoch, masks.found.lengths))
+        if wanted.sampled:
+            mask = masks.of(wanted.verified, len(wanted.sampled))
+            drawn = self.answers.draw(logits, target.plan.batch, wanted, mask)
         if laid.drafts is not None:
-            rows = VerifyRows(
-                tuple(decoding.slots.tolist()),
-                tuple((decoding.lengths + 1).tolist()),
-                laid.lens,
-                laid.drafts.ids,
-                laid.drafts.logits,
-                laid.drafts.stats,
-            )
-            own = logits[: target.wanted.verified]
-            most = masks.most(decoding.groups.size)
-            verdict = judge(self.bindings.choices, own, rows, decoding.groups.tolist(), outcome, most)
-            kept[decoding.groups] = verdict.committed
+            rows = _verified(decoding, laid.drafts, laid.lens)
+            mask, most = masks.of(0, wanted.verified), masks.most(groups.size)
+            own = logits[: wanted.verified]
+            verdict = judge(self.bindings.choices, own, rows, groups.tolist(), outcome, most, mask)
+            kept[groups] = verdict.committed
             judged = laid.lens if most is None else np.minimum(laid.lens, most)
             self.speculation.correction.note(judged - 1, verdict.committed - 1)
-            failed = decoding.groups[verdict.committed == 0]
+            failed = groups[verdict.committed == 0]
             lens = lens.index_copy(0, self._to.int64(target.places), verdict.counts)
             relays.append((self._to.int64(decoding.slots), verdict.last))
-        if target.wanted.sampled:
-            batch, names = target.plan.batch, target.names.tolist()
-            relays.append(self.answers.sample(logits, batch, target.wanted, names, outcome))
+        if drawn is not None:
+            settle(drawn, drawn.columns.tolist(), wanted, target.names.tolist(), outcome)
+            relays.append((drawn.slots, drawn.chosen.tokens))
         over = masks.over
         if over.size and laid.drafts is None:
             for group in over.tolist():
@@ -239,3 +234,9 @@ class Rounds:
         for slots, anchors in kept.relays:
             store_relay(self.state, slots, anchors)
         self.round.receive(Committed())
+
+
+def _verified(decoding: Decoding, drafts: Drafts, lens: Int) -> VerifyRows:
+    """The first lens[i] rows of each group, int64 [n], and its drafts."""
+    slots, positions = tuple(decoding.slots.tolist()), tuple((decoding.lengths + 1).tolist())
+    return VerifyRows(slots, positions, lens, drafts.ids, drafts.logits, drafts.stats)

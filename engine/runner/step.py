@@ -123,8 +123,8 @@ class StepRunner:
         outcome = Outcome(failed={g: broken[slot] for g, slot in enumerate(slots) if slot in broken})
         drawn = None
         if wanted.sampled:
-            logits = masks.applied(out.logits, len(wanted.sampled))
-            drawn = self._answers.draw(logits, batch, wanted)
+            masks.finish()
+            drawn = self._answers.draw(out.logits, batch, wanted, masks.of(0, len(wanted.sampled)))
             store_relay(self.state, drawn.slots, drawn.chosen.tokens)
         if self.overlaps and not masks.groups.size and not self._answers.asked_for(wanted, slots):
             arrival = self._bring(drawn)

@@ -14,6 +14,7 @@ from engine.runner.acceptance_layout import VerifyRows
 from engine.runner.answers import BAD_LOGITS, Outcome
 from engine.runner.choices import Choices
 from engine.runner.columns import Int, Upload
+from engine.runner.edits import MaskWords
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,13 +37,15 @@ def judge(
     groups: Sequence[int],
     outcome: Outcome,
     most: Int | None = None,
+    mask: MaskWords | None = None,
 ) -> Verdict:
     """Accepts and waits for it; what became of `groups`, the RunStep's numbers, is added to `outcome`.
 
     logits  float32 [sum of verify_lens, V]
     most    int64 [n], tokens that each may emit, as its grammar ends with the last of them; None: all
+    mask    of the logits' rows; None: nothing is forbidden
     """
-    accepted, errors = _accept(choices, logits, rows)
+    accepted, errors = _accept(choices, logits, rows, mask)
     counts = torch.where(accepted.valid, accepted.counts, 0)
     if most is not None:
         counts = counts.minimum(Upload(counts.device).int64(most))
@@ -58,10 +61,12 @@ def judge(
     return Verdict(counts, committed, last)
 
 
-def _accept(choices: Choices, logits: Tensor, rows: VerifyRows) -> tuple[Accepted, dict[int, str]]:
+def _accept(
+    choices: Choices, logits: Tensor, rows: VerifyRows, mask: MaskWords | None
+) -> tuple[Accepted, dict[int, str]]:
     """All groups at once; where that raises, one by one, so that only the groups at fault fail."""
     try:
-        return choices.accept(logits, rows), {}
+        return choices.accept(logits, rows, mask), {}
     except Exception:
         n, width = len(rows.slots), rows.draft_ids.shape[1] + 1
         tokens = torch.zeros(n, width, dtype=torch.int64, device=logits.device)
@@ -71,7 +76,8 @@ def _accept(choices: Choices, logits: Tensor, rows: VerifyRows) -> tuple[Accepte
         stops = np.cumsum(rows.verify_lens)
         for place, (first, stop) in enumerate(zip(stops - rows.verify_lens, stops, strict=True)):
             try:
-                one = choices.accept(logits[first:stop], rows.only(place))
+                own = None if mask is None else mask.part(int(first), int(stop))
+                one = choices.accept(logits[first:stop], rows.only(place), own)
                 tokens[place], counts[place], valid[place] = one.tokens[0], one.counts[0], one.valid[0]
             except Exception as error:
                 errors[place] = f"sampling failed: {error}"

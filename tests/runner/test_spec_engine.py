@@ -92,9 +92,9 @@ def test_drafts_leave_every_text_as_it_is(
     drafted: list[int] = []
     judge = Acceptance.accept
 
-    def counting(self: Acceptance, logits: Tensor, rows: VerifyRows) -> Accepted:
+    def counting(self: Acceptance, logits: Tensor, rows: VerifyRows, mask: None) -> Accepted:
         drafted.append(int(rows.verify_lens.max()))
-        return judge(self, logits, rows)
+        return judge(self, logits, rows, mask)
 
     monkeypatch.setattr(Acceptance, "accept", counting)
     assert [len(text) for text in plain] == [answer for _, answer in SIZES]

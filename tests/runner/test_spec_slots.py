@@ -16,6 +16,7 @@ from engine.messages import Sampling, SlotBind
 from engine.model.draft import Choose
 from engine.model.model import DeepseekV4
 from engine.runner.columns import Int
+from engine.runner.edits import MaskWords
 from engine.runner.masking import MaskGroups, Masks
 from tests.runner.scripted_drafter import ScriptedDrafter
 from tests.runner.spec_driver import BLOCK, GREEDY, SpecDriver, plain_texts, prompt, scripted_driver
@@ -308,13 +309,9 @@ class Odd:
         assert epoch == self.begun[-1][0]
         assert self.groups is not None
         own, widths = self.constrained(self.groups.slots), self.groups.widths
-        rows = np.repeat(np.isin(np.arange(widths.size), own), widths)
-
-        def mask(logits: Tensor) -> None:
-            assert len(logits) == len(rows)
-            logits[torch.from_numpy(rows), ::2] = -torch.inf
-
-        return Masks(mask, self.groups.anchors[own], widths[own], {})
+        rows = np.flatnonzero(np.repeat(np.isin(np.arange(widths.size), own), widths))
+        odd = torch.full((rows.size, 8), -0x55555556, dtype=torch.int32)
+        return Masks(MaskWords(odd, rows), self.groups.anchors[own], widths[own], {})
 
     def retain(self, epoch: int, tokens: list[list[int]]) -> list[bool]:
         self.kept[epoch] = [list(run) for run in tokens]

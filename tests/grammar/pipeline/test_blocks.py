@@ -117,7 +117,7 @@ class Steps:
         self.pipeline.begin(self.epoch, self.epoch % 2, MaskGroups(slots, anchors, widths, tokens))
         found = self.pipeline.finish(self.epoch)
         logits = torch.zeros(int(widths.sum()), WIDTH)
-        found.apply(logits)
+        found.words(logits)
         some = (A, B, C, STOP, END, ANY)
         return found, [[token for token in some if row[token] == 0] for row in logits]
 
@@ -224,7 +224,7 @@ def test_masks_take_turns_and_are_those_of_their_step(steps: Steps) -> None:
     second, rows = steps.masks((1, []))
     assert rows == [[B]]
     logits = torch.zeros(1, WIDTH)
-    first.apply(logits)
+    first.words(logits)
     assert logits[0, A] == 0
     assert logits[0, B] == -torch.inf
     assert second.lengths.tolist() == [4]

@@ -169,7 +169,7 @@ def test_masks_of_a_step_are_those_of_its_drafts(pipeline: Pipeline) -> None:
     pipeline.begin(1, 0, MaskGroups(SLOTS, ANCHORS, widths, tokens))
     found = pipeline.finish(1)
     logits = torch.zeros(int(widths.sum()), WIDTH)
-    found.apply(logits)
+    found.words(logits)
     batch = MatcherBatch(WIDTH, [STOP], 8)
     for key, row, first, width in ((LETTERS, 0, 0, 5), (NUMBERS, 2, 5 + BLOCK + 1, 3)):
         ids = tokens[row, :width].numpy().astype(np.int32)

@@ -28,6 +28,7 @@ from engine.runner.acceptance import Accepted
 from engine.runner.acceptance_layout import VerifyRows
 from engine.runner.choices import PlainChoices
 from engine.runner.device_choices import DeviceChoices
+from engine.runner.edits import MaskWords
 from engine.runner.parameters import SlotParameters
 from engine.runner.sampling import Chosen, Rows
 from engine.runner.speculative import Speculation
@@ -114,13 +115,13 @@ class BothWays(PlainChoices):
         super().bind(bind)
         self.kernels.bind(bind)
 
-    def sample(self, logits: Tensor, rows: Rows) -> Chosen:
-        wanted, found = super().sample(logits, rows), self.kernels.sample(logits, rows)
+    def sample(self, logits: Tensor, rows: Rows, mask: MaskWords | None = None) -> Chosen:
+        wanted, found = super().sample(logits, rows, mask), self.kernels.sample(logits, rows, mask)
         assert found.tokens.tolist() == wanted.tokens.tolist()
         return found
 
-    def accept(self, logits: Tensor, rows: VerifyRows) -> Accepted:
-        wanted, found = super().accept(logits, rows), self.kernels.accept(logits, rows)
+    def accept(self, logits: Tensor, rows: VerifyRows, mask: MaskWords | None = None) -> Accepted:
+        wanted, found = super().accept(logits, rows, mask), self.kernels.accept(logits, rows, mask)
         assert found.tokens.tolist() == wanted.tokens.tolist()
         assert (rows.draft_stats is None) == (rows.draft_logits is None)
         self.judged += int(rows.verify_lens.sum())

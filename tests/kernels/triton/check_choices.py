@@ -23,6 +23,7 @@ from engine.runner.acceptance import Accepted
 from engine.runner.acceptance_layout import VerifyRows
 from engine.runner.choices import Choices, PlainChoices
 from engine.runner.device_choices import DeviceChoices
+from engine.runner.edits import MaskWords
 from engine.runner.sampling import Rows
 from tests.kernels.triton.cases import DEVICE, seeded
 from tests.kernels.triton.sampling_cases import EOS, normal_logits
@@ -52,6 +53,16 @@ def any_sampling(draw: random.Random) -> Sampling:
         seeded=draw.random() < 0.3,
         logprobs=int(maybe(2, -1)),
     )
+
+
+def any_mask(draw: random.Random, rows: int, columns: int) -> MaskWords | None:
+    """Of some of the rows, each allowing some three quarters of the tokens; often of none."""
+    chosen = sorted(draw.sample(range(rows), draw.randrange(rows + 1)))
+    if not chosen or draw.random() < 0.3:
+        return None
+    words = [[draw.getrandbits(32) | draw.getrandbits(32) for _ in range(0, columns, 32)] for _ in chosen]
+    bits = np.array(words, np.uint32).view(np.int32)
+    return MaskWords(torch.from_numpy(bits).to(DEVICE), np.array(chosen, np.int64))
 
 
 def rows_and_drafts(seed: int, lens: Sequence[int], columns: int) -> tuple[Tensor, Tensor]:
@@ -85,10 +96,10 @@ class Pair:
         for way in self.ways:
             way.bind(SlotBind(slot, 0, slot, slot, sampling, len(PROMPT), tokens))
 
-    def sample(self, logits: Tensor, slots: Sequence[int]) -> list[int]:
+    def sample(self, logits: Tensor, slots: Sequence[int], mask: MaskWords | None = None) -> list[int]:
         """A token of each slot, by both."""
         rows = Rows(tuple(slots), tuple(self.lengths[slot - 1] for slot in slots))
-        plain, kernels = (way.sample(logits.clone(), rows) for way in self.ways)
+        plain, kernels = (way.sample(logits.clone(), rows, mask) for way in self.ways)
         assert kernels.tokens.tolist() == plain.tokens.tolist()
         assert kernels.valid.tolist() == plain.valid.tolist()
         for slot in slots:
@@ -102,10 +113,12 @@ class Pair:
         assert torch.stack([kernels(k, z[k].clone()) for k in range(GAMMA)], 1).tolist() == ids.tolist()
         return ids
 
-    def accept(self, logits: Tensor, lens: Sequence[int], ids: Tensor, q: Tensor | None) -> Accepted:
+    def accept(
+        self, logits: Tensor, lens: Sequence[int], ids: Tensor, q: Tensor | None, mask: MaskWords | None
+    ) -> Accepted:
         """One round of all slots, by both."""
         rows = VerifyRows(self.slots, tuple(self.lengths), np.array(lens, np.int64), ids, q)
-        plain, kernels = (way.accept(logits.clone(), rows) for way in self.ways)
+        plain, kernels = (way.accept(logits.clone(), rows, mask) for way in self.ways)
         assert kernels.counts.tolist() == plain.counts.tolist()
         assert kernels.tokens.tolist() == plain.tokens.tolist()
         assert kernels.valid.tolist() == plain.valid.tolist()
@@ -121,11 +134,13 @@ def test_any_mixture_of_requests_gets_the_same_tokens(seed: int) -> None:
     pair = Pair(columns, [any_sampling(draw) for _ in range(count)])
     accepted, rejected = 0, 0
     for number in range(2):
-        pair.sample(normal_logits(10 * seed + number, 3, columns), draw.sample(pair.slots, 3))
+        some = draw.sample(pair.slots, 3)
+        pair.sample(normal_logits(10 * seed + number, 3, columns), some, any_mask(draw, 3, columns))
         lens = [draw.choice([0, 1, 2, GAMMA, GAMMA + 1]) for _ in range(count)]
         rows, z = rows_and_drafts(10 * seed + number, lens, columns)
         ids = pair.draft(z)
-        emitted = pair.accept(rows, lens, ids, z.transpose(0, 1) if number else None).counts.tolist()
+        q, mask = z.transpose(0, 1) if number else None, any_mask(draw, len(rows), columns)
+        emitted = pair.accept(rows, lens, ids, q, mask).counts.tolist()
         accepted += sum(max(0, own - 1) for own in emitted)
         rejected += sum(0 < own < width for own, width in zip(emitted, lens, strict=True))
         # A request ends, and another one has its slot.
@@ -168,6 +183,10 @@ def test_what_log_probabilities_are_read_from_is_never_edited() -> None:
     before = rows.clone()
     plain, kernels = (way.sample(rows, Rows((1,), (3,))) for way in pair.ways)
     assert plain.tokens.tolist() == kernels.tokens.tolist() == [7]
+    assert torch.equal(rows, before)
+    mask = MaskWords(torch.tensor([[1 << 9, 0, 0]], dtype=torch.int32, device=DEVICE), np.zeros(1, np.int64))
+    masked = [way.sample(rows, Rows((1,), (3,)), mask).tokens.tolist() for way in pair.ways]
+    assert masked == [[9], [9]]
     assert torch.equal(rows, before)
     found = [way.logprobs(rows, plain.tokens, [2]) for way in pair.ways]
     assert found[0].ids.tolist() == found[1].ids.tolist()

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from engine.errors import ShapeMismatch
-from engine.grammar.pipeline_buffers import forbid
 from engine.kernels.triton import logits, masks
 from engine.kernels.triton.accept_rows import spread
 from engine.messages import Sampling
 from engine.runner import edits
+from engine.runner.edits import forbid
 from tests.kernels.triton.cases import DEVICE, seeded
 from tests.kernels.triton.sampling_cases import PADDING, Slots, normal_logits
 
