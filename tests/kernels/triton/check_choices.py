@@ -239,7 +239,7 @@ def test_what_is_launched_depends_on_no_number_of_the_device() -> None:
     ]
     lens = np.array([3, 4, 0, 2])
     recorded = []
-    for seed, scale in ((1, 4.0), (2, 0.0), (3, torch.nan)):
+    for seed, scale in ((1, 1.0), (2, torch.nan)):
         way = Pair(70, mix).ways[1]
         rows, z = rows_and_drafts(seed, lens.tolist(), 70)
         rows, ids = rows * scale, z.argmax(-1).t()
@@ -248,7 +248,7 @@ def test_what_is_launched_depends_on_no_number_of_the_device() -> None:
             way.accept(rows, VerifyRows((1, 2, 3, 4), (3, 3, 3, 3), lens, ids, z.transpose(0, 1)))
             way.sample(z[0] * scale, Rows((1, 2, 3, 4), (9, 9, 9, 9)))
         recorded.append(found.seen)
-    assert recorded[0] == recorded[1] == recorded[2]
+    assert recorded[0] == recorded[1]
     assert not READS & {name for name, _ in recorded[0]}
     with Recorder() as plain:
         Pair(70, mix).ways[0].sample(z[0], Rows((1, 2, 3, 4), (9, 9, 9, 9)))
