@@ -135,6 +135,8 @@ class LargestSteps:
     """Both steps on one runner, in every slot; each is bound anew by its next request.
 
     Every rank runs the same steps at once, so that their collectives meet.
+
+    raises  PageAccounting, any step, where kernels meet bad indices
     """
 
     def __init__(self, runner: StepRunner, most: Admitted, say: Say) -> None:
@@ -224,6 +226,8 @@ class LargestSteps:
                 budget=-1 if speculates and not binds else 0,
             )
         )
+        # Here it has a name; a request's step would be blamed for it later.
+        runner.model.ops.check()
 
 
 def _int32(values: npt.NDArray[np.int64]) -> bytes:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections import deque
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,10 @@ import pytest
 import torch
 
 from bench.step_case import fill
+from engine.cache_sizes import CacheSizes
+from engine.config import Settings
 from engine.kernels.triton_ops import TritonOps
+from engine.largest_steps import LargestSteps, admitted, measured
 from engine.memory.pools import KVState
 from engine.messages import RunStep, Sampling, SlotBind, StepDone
 from engine.model.config import KVFormat, ModelConfig
@@ -151,6 +155,23 @@ def test_steps_are_launched_without_a_wait_and_give_the_tokens_of_those_waited_f
     assert told[0] == told[1]
     assert all(told[0])
     kernels.ops.check()
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="there is no allocator that tells what steps take")
+@pytest.mark.parametrize("kv", ["model", "fp8"])
+def test_the_largest_steps_are_measured_and_then_run_on_the_real_cache(kv: KVFormat) -> None:
+    """What a start does, with its kernels' flag of bad indices read behind each step."""
+    config = ModelConfig.from_dict(
+        {**FIELDS, "num_hidden_layers": 2, "compress_ratios": [4, 128], "num_hash_layers": 0}
+    )
+    kernels = model(TritonOps(torch.device(DEVICE)), config)
+    settings = Settings(device="cuda", dtype="bfloat16", max_running_requests=4, chunked_prefill_size=40)
+    sizes = CacheSizes(slots=6, full_pages=17, window_pages=17, context_length=2048, bytes=0)
+    cache = partial(KVState, config, device=DEVICE, dtype=kernels.dtype, kv=kv)
+    taken = measured(kernels, None, settings, sizes, cache, print)
+    assert 0 < taken.decode <= taken.largest < 1 << 30
+    runner = StepRunner(kernels, cache(sizes.slots, sizes.full_pages, sizes.window_pages), (1,))
+    LargestSteps(runner, admitted(settings, sizes, 0), print).run()
 
 
 def of_one_request(number: int) -> RunStep:

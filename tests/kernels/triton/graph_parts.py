@@ -21,6 +21,7 @@ EAGER = "test_a_recorded_step_is_the_eager_one_and_a_replay_the_run"
 WITHIN_S = 540.0
 """What a command on a device that is lent for ten minutes may take, with its start and its end."""
 WAITS = "test_no_part_of_a_planned_step_waits_for_the_device"
+LARGEST = "test_the_largest_steps_are_measured_and_then_run_on_the_real_cache"
 OVERLAP = "test_steps_are_launched_without_a_wait_and_give_the_tokens_of_those_waited_for"
 
 
@@ -36,6 +37,7 @@ def parts() -> list[Part]:
     if DEVICE == "cuda":
         made += [Part(f"waits, {kv}", shown, (WAITS, kv), 180.0) for kv in ("model", "fp8")]
         made += [Part(f"overlap, {kv}", shown, (OVERLAP, kv), 180.0) for kv in ("model", "fp8")]
+        made += [Part(f"largest, {kv}", shown, (LARGEST, kv), 180.0) for kv in ("model", "fp8")]
     if DEVICE == "cpu" or torch.cuda.device_count() >= RANKS:
         made.append(Part("ranks", told_by_ranks, (DEVICE,), 240.0))
     return made
