@@ -157,13 +157,16 @@ def test_a_slow_rank_slows_its_peer_and_ends_nothing(model: Path, started: list[
 @pytest.mark.parametrize("exchange", EXCHANGES)
 @pytest.mark.parametrize("fault", ["hang", "break"])
 def test_a_rank_whose_device_fails_takes_the_other_one_with_it(
-    model: Path, started: list[Pair], exchange: str, fault: str
+    model: Path, started: list[Pair], tmp_path: Path, exchange: str, fault: str
 ) -> None:
-    planted = {"TRIVIAL_FAULT": fault, "TRIVIAL_FAULT_RANK": "1", "TRIVIAL_HANG_S": "3"}
+    when = tmp_path / "both have begun"
+    planted = {"TRIVIAL_FAULT": fault, "TRIVIAL_FAULT_RANK": "1", "TRIVIAL_FAULT_WHEN": str(when)}
+    planted["TRIVIAL_HANG_S"] = "3"
     started.append(server := Pair(model, exchange, **planted))
     server.wait_ready()
     ranks = server.ranks
     streams = server.streams()
+    when.touch()
     assert all("has ended" in stream.error() for stream in streams)
     code, printed = server.end()
     assert code == 1

@@ -36,6 +36,8 @@ FAULT = os.environ.get("TRIVIAL_FAULT", "")
 """What goes wrong: `load`, `slow load`; `break`, `hang`, `slow` from step 10 on; `detok` after ten chunks."""
 GATE = os.environ.get("TRIVIAL_GATE", "")
 """A file without which step 10 isn't answered."""
+WHEN = os.environ.get("TRIVIAL_FAULT_WHEN", "")
+"""A file: a step goes wrong once it is there, instead of from step 10 on."""
 FAULT_AT = 10
 FAULT_RANK = int(os.environ.get("TRIVIAL_FAULT_RANK", "0"))
 SLOW_S = 0.05
@@ -53,7 +55,8 @@ class OneToken:
 
     def execute(self, job: RunStep) -> StepDone:
         time.sleep(STEP_S)
-        fault = self._fault if job.epoch >= FAULT_AT else ""
+        begun = os.path.exists(WHEN) if WHEN else job.epoch >= FAULT_AT
+        fault = self._fault if begun else ""
         while GATE and job.epoch >= FAULT_AT and not os.path.exists(GATE):
             time.sleep(STEP_S)
         if fault == "break":
