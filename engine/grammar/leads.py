@@ -25,7 +25,7 @@ class Lead:
     """One constrained request's walk in one step. One thread at a time.
 
     fault  why the library refused a row; empty: it didn't
-    late   its rows took longer than its budget
+    late   its rows took longer than its budget, and not for the first time
     """
 
     __slots__ = ("_begun", "_budget_s", "_free", "_over", "_row", "_spent_s", "_stops", "_walked", "fault",
@@ -85,5 +85,6 @@ class Lead:
             self.fault = str(error).rpartition("\n")[2][:200] or "the grammar library refused a row"
             return DEAD
         self._spent_s += time.thread_time() - began_s
-        self.late = self._spent_s > self._budget_s
+        if self._spent_s > self._budget_s:
+            self.late, self._spent_s = self.request.overruns(), 0.0
         return DEAD if self.late else MASKED

@@ -11,15 +11,21 @@ from numpy.typing import NDArray
 from engine.errors import GrammarDiverged, GrammarTooSlow
 from engine.grammar.matchers import Chain, Matcher
 
+FORGETS = 64
+"""Tokens after which a request may take longer than its budget once more."""
+
 
 class Constrained:
     """Used by one thread at a time.
+
+    A budget is of processor time, but where the host of a virtual machine stands still, whoever runs is
+    charged for it. So one overrun is no reason to fail a request; a second one soon after it is.
 
     thinking  its tokens are free, and the grammar begins behind the token that ends the reasoning
     fault     why it can't go on; empty: it can
     """
 
-    __slots__ = ("_think_end", "fault", "matcher", "thinking")
+    __slots__ = ("_overran_at", "_think_end", "fault", "matcher", "thinking")
 
     def __init__(self, matcher: Matcher, think_end: int | None) -> None:
         """think_end  token behind which the grammar begins; None: it begins with the output."""
@@ -27,6 +33,12 @@ class Constrained:
         self.thinking = think_end is not None
         self.fault = ""
         self._think_end = -1 if think_end is None else think_end
+        self._overran_at: int | None = None
+
+    def overruns(self) -> bool:
+        """Notes that it took longer than its budget. Returns whether it did so before, in its last tokens."""
+        before, self._overran_at = self._overran_at, self.matcher.tokens
+        return before is not None and self.matcher.tokens - before < FORGETS
 
     def advance(self, tokens: Sequence[int], budget_s: float) -> None:
         """Takes verified tokens, once each. What goes wrong is its `fault`, and nobody else's.
@@ -47,7 +59,7 @@ class Constrained:
         took_s = time.thread_time() - began_s
         if kept < len(tokens):
             self.fault = f"GrammarDiverged: {len(tokens) - kept} tokens came behind the end of the grammar"
-        elif took_s > budget_s:
+        elif took_s > budget_s and self.overruns():
             self.fault = str(too_slow(len(tokens), took_s, budget_s))
 
     def ends_thinking(self, token: int) -> bool:

@@ -218,6 +218,9 @@ class MaskThread:
             own[:] = draft[: own.size]
         chains = [one.chain(own) for one, own in zip(requests[done:], ids, strict=True)]
         rest = self._batch.traverse(chains, out[len(kinds) :])
+        forgiven = [number for number in rest.late if not requests[done + number].overruns()]
+        if forgiven:
+            rest = self._batch.traverse(chains, out[len(kinds) :])
         leads = [] if guide is None else guide.leads
         failed = [(number, lead.fault) for number, lead in enumerate(leads) if lead.fault]
         return Walked(

@@ -13,8 +13,9 @@ import torch
 from engine.errors import Unexpected
 from engine.grammar import matchers
 from engine.grammar.key import GrammarKey
-from engine.grammar.matchers import Matcher
+from engine.grammar.matchers import Matcher, MatcherBatch
 from engine.grammar.pipeline import Pipeline
+from engine.grammar.pipeline_request import FORGETS, Constrained
 from engine.messages import STOP_EOS, Sampling, SlotBind
 from engine.runner.masking import OVER, MaskGroups, Masks
 from tests.grammar.pipeline.stage import (
@@ -32,6 +33,7 @@ from tests.runner.scripted_drafter import ScriptedDrafter
 
 BLOCK = 5
 LETTERS = GrammarKey("ebnf", r'root ::= "a" "b" "c"')
+ENDLESS = GrammarKey("ebnf", r'root ::= "a"* "b"')
 ANY = 300
 """A token of plain text."""
 
@@ -198,12 +200,36 @@ def test_a_slow_matcher_fails_its_request_alone(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(Matcher, "advance", work)
     steps.masks((1, [A]), (2, [A]))
     steps.keep((1, [A]), (2, [A]))
-    found, rows = steps.masks((1, [B]), (2, [B]))
+    # Once it is forgiven: the host may have stood still.
+    assert not steps.masks((1, [B]), (2, [B]))[0].failed
+    steps.keep((1, [B]), (2, [B]))
+    found, rows = steps.masks((1, [C]), (2, [C]))
     assert re.match(r"GrammarTooSlow: 1 tokens of the grammar took \d{3,} ms", found.failed[0])
     assert set(found.failed) == {0}
-    assert rows == [[], [], [B], [C]]
-    steps.keep((1, []), (2, [B]))
-    assert steps.masks((2, []))[1] == [[C]]
+    assert rows == [[], [], [C], [STOP]]
+    steps.keep((1, []), (2, [C]))
+    assert steps.masks((2, []))[1] == [[STOP]]
+    steps.pipeline.close()
+
+
+@pytest.mark.parametrize(("tokens", "fails"), [(FORGETS - 1, True), (FORGETS, False)])
+def test_an_overrun_is_forgiven_once_in_a_while(tokens: int, fails: bool) -> None:
+    request = Constrained(matcher_of(ENDLESS), None)
+    assert not request.overruns()
+    request.advance([A] * tokens, 10.0)
+    assert request.overruns() == fails
+
+
+def test_a_traversal_that_overruns_its_budget_once_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step without drafts before it, whose rows are masked by one traversal."""
+    steps, traversed, slow = Steps(), MatcherBatch._traversed, [True, False, True]
+    monkeypatch.setattr(MatcherBatch, "_traversed", lambda *args: not slow.pop(0) and traversed(*args))
+    steps.enter(1, LETTERS)
+    found, rows = steps.masks((1, [A]))
+    assert not found.failed
+    assert rows == [[A], [B]]
+    steps.keep((1, [A]))
+    assert steps.masks((1, [B]))[0].failed[0].startswith("GrammarTooSlow")
     steps.pipeline.close()
 
 
