@@ -121,8 +121,12 @@ class DSparkDrafter:
         ids, stats = choose.block(logits, anchors, weights.w1, weights.w2)
         seen = torch.cat([anchors[None], ids.t()[:-1]])
         embedded = self.markov.embed(seen.flatten()).view(*seen.shape, -1)
-        kept = logits.transpose(0, 1) if keep_logits else None
-        return Drafted(ids, self._survival(hidden, embedded), kept, stats)
+        survival = self._survival(hidden, embedded)
+        return (
+            Drafted(ids, survival, logits.transpose(0, 1), stats)
+            if keep_logits
+            else Drafted(ids, survival, None)
+        )
 
     def _survival(self, hidden: Tensor, embedded: Tensor) -> Tensor:
         """[B, gamma] from hidden [gamma, B, H] and embedded [gamma, B, r], float32."""

@@ -137,7 +137,10 @@ class Answers:
         return bool(wanted.scored) or any(of(slots[group]).logprobs >= 0 for group in wanted.sampled)
 
     def _sample(self, logits: Tensor, rows: Rows, mask: MaskWords | None) -> tuple[Chosen, dict[int, str]]:
-        """Sample all rows at once; where that raises, one by one, so that only the rows at fault fail."""
+        """Sample all rows at once; where that raises, one by one, so that only the rows at fault fail.
+
+        raises  what it raised at once where no row is at fault: logits may be half edited by then
+        """
         try:
             return self.choices.sample(logits, rows, mask), {}
         except Exception:
@@ -151,6 +154,8 @@ class Answers:
                     tokens[row : row + 1], valid[row : row + 1] = one.tokens, one.valid
                 except Exception as error:
                     errors[row] = f"sampling failed: {error}"
+            if not errors:
+                raise
             return Chosen(tokens, valid), errors
 
     def logprobs(

@@ -64,7 +64,10 @@ def judge(
 def _accept(
     choices: Choices, logits: Tensor, rows: VerifyRows, mask: MaskWords | None
 ) -> tuple[Accepted, dict[int, str]]:
-    """All groups at once; where that raises, one by one, so that only the groups at fault fail."""
+    """All groups at once; where that raises, one by one, so that only the groups at fault fail.
+
+    raises  what it raised at once where no group is at fault: logits may be half edited by then
+    """
     try:
         return choices.accept(logits, rows, mask), {}
     except Exception:
@@ -81,4 +84,6 @@ def _accept(
                 tokens[place], counts[place], valid[place] = one.tokens[0], one.counts[0], one.valid[0]
             except Exception as error:
                 errors[place] = f"sampling failed: {error}"
+        if not errors:
+            raise
         return Accepted(tokens, counts, valid), errors

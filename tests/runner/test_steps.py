@@ -7,9 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from engine.errors import PageAccounting
 from engine.messages import Sampling
+from engine.runner.edits import MaskWords
+from engine.runner.sampling import Chosen, Rows
 from tests.runner.driver import Driver
 
 GREEDY = Sampling(64, temperature=0.0)
@@ -154,6 +157,24 @@ def test_a_request_with_bad_parameters_fails_alone(driver: Driver, expected: dic
     while len(good.output) < 12:
         driver.step((good, 1))
     assert (good.output, good.errors) == (expected[61], [])
+
+
+def test_sampling_that_fails_in_company_alone_is_no_requests_fault(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One after the other would be a slower path that nobody sees."""
+    own = driver.runner.choices.sample
+
+    def only_one(logits: Tensor, rows: Rows, mask: MaskWords | None = None) -> Chosen:
+        if len(rows.slots) > 1:
+            raise RuntimeError("too many rows")
+        return own(logits, rows, mask)
+
+    monkeypatch.setattr(driver.runner.choices, "sample", only_one)
+    one, two = (driver.request(slot, prompt(5, slot), Sampling(64, temperature=0.0)) for slot in (1, 2))
+    driver.step((one, 5))
+    with pytest.raises(RuntimeError, match="too many rows"):
+        driver.step((one, 1), (two, 5))
 
 
 def test_a_row_whose_sampling_raises_fails_alone(driver: Driver, expected: dict[int, list[int]]) -> None:
