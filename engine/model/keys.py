@@ -76,7 +76,7 @@ def dense(keys: AnyKeys, blocks: int, width: int) -> Keys:
 def absent(pool: Tensor, rows: Tensor, blocks: int, width: int) -> Tensor:
     """float32 [blocks, W, K]: minus infinity where a row [n, K] is absent or outside the pool, else 0."""
     lists, columns = rows.shape
-    each = _real(pool, rows).view(lists, -1, columns).expand(lists, blocks * width // lists, columns)
+    each = _real(pool, rows).unsqueeze(1).expand(-1, blocks * width // max(1, lists), -1)
     bias = torch.zeros(blocks, width, columns, device=rows.device)
     return bias.masked_fill_(~each.reshape(blocks, width, columns), -torch.inf)
 
