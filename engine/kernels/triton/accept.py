@@ -22,7 +22,7 @@ from torch import Tensor
 from engine.errors import ShapeMismatch
 from engine.kernels.triton.accept_odds import draft_odds, target_odds
 from engine.kernels.triton.accept_residual import Rejections, replace_rejected
-from engine.kernels.triton.accept_rows import length_and_first, spread
+from engine.kernels.triton.accept_rows import lanes_of, length_and_first, spread
 from engine.kernels.triton.draws import Drawn, draw
 from engine.kernels.triton.draws_numbers import ACCEPT, uniform
 from engine.kernels.triton.logits import GroupStats, group_stats
@@ -77,7 +77,10 @@ def _emit(tokens, counts, valid, group, gamma, lane, at_end, accepted, draft, ch
     return count
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=["groups", "across", "along", "id_across", "id_along"],
+    do_not_specialize_on_alignment=["slots", "positions"],
+)
 def _judge(
     logits, ids, draft_logits, slots, positions, lens, floats, ints, repeats, choices, bests, totals, floors,
     lasts, draft_tops, draft_sums, tokens, counts, valid, rows, drafted, q_best, q_total,
@@ -152,7 +155,7 @@ def accept(
         rows.tokens, rows.best, rows.totals, rows.floors, rows.lasts, *known, out.tokens, out.counts,
         out.valid.view(torch.int8), rejections.rows, rejections.drafted, rejections.q_best,
         rejections.q_total, logits.stride(0), across, along, *drafts.ids.stride(), columns, places, groups,
-        gamma, floats.stride(0), ints.stride(0), triton.next_power_of_2(groups),
+        gamma, floats.stride(0), ints.stride(0), lanes_of(groups),
         triton.next_power_of_2(gamma + 1), triton.next_power_of_2(places), drafts.logits is not None,
         num_warps=1 if q is None else 8,
     )  # fmt: skip

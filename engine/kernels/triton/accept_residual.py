@@ -72,7 +72,7 @@ def _removed(target, drafted, best, total, floor, last, temperature):
     return tl.where(total - own > LEAST * total, drafted, -1)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["across", "along"], do_not_specialize_on_alignment=["slots"])
 def _sums(
     logits, draft_logits, slots, floats, bests, totals, floors, lasts, rows, drafted, q_best, q_total, counts,
     more_sums, p_sums, stride, across, along, columns, places, fields,
@@ -100,7 +100,7 @@ def _sums(
             tl.store(p_sums + into, tl.sum(p.to(tl.float64), 1), mask=place < places)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["across", "along"], do_not_specialize_on_alignment=["slots", "positions"])
 def _replace(
     logits, draft_logits, slots, positions, floats, ints, bests, totals, floors, lasts, rows, drafted, q_best,
     q_total, counts, more_sums, p_sums, tokens, stride, across, along, columns, places, gamma, fields,

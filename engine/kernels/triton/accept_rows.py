@@ -16,6 +16,9 @@ from torch import Tensor
 
 from engine.errors import ShapeMismatch
 
+FEW_GROUPS = 128
+"""Up to so many groups there is one kind of each kernel."""
+
 
 @dataclass(frozen=True)
 class VerifiedRows:
@@ -33,6 +36,11 @@ class VerifiedRows:
     ahead: Tensor
 
 
+def lanes_of(groups: int) -> int:
+    """Lanes that look at all groups: no more kinds of kernels than there must be."""
+    return max(FEW_GROUPS, int(triton.next_power_of_2(groups)))
+
+
 @triton.jit
 def length_and_first(lens, slots, group, groups, GROUPS: tl.constexpr):
     """Rows of a group, int32 (none where its slot is padding), and the first of them."""
@@ -43,7 +51,9 @@ def length_and_first(lens, slots, group, groups, GROUPS: tl.constexpr):
     return own, tl.sum(tl.where(other < group, rows, 0), 0)
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=["groups", "rows"], do_not_specialize_on_alignment=["slots", "positions", "lens"]
+)
 def _spread(
     slots, positions, lens, row_slots, row_positions, row_groups, row_ahead, groups, rows,
     GROUPS: tl.constexpr, LANES: tl.constexpr,
@@ -85,6 +95,6 @@ def spread(slots: Tensor, positions: Tensor, lens: Tensor, width: int, rows: int
     out = VerifiedRows(*(torch.empty(rows, dtype=torch.int64, device=slots.device) for _ in range(4)))
     _spread[(groups + 1,)](
         slots, positions, lens, out.slots, out.positions, out.groups, out.ahead, groups, rows,
-        triton.next_power_of_2(max(groups, 1)), triton.next_power_of_2(max(width, 1)), num_warps=1,
+        lanes_of(groups), triton.next_power_of_2(max(width, 1)), num_warps=1,
     )  # fmt: skip
     return out

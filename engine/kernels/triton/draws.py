@@ -93,7 +93,7 @@ def leader(tops, args, row, slot, groups, columns, PLACES: tl.constexpr):
     return place, held, top, best, token, (best < float("inf")) & (best > float("-inf"))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["step"], do_not_specialize_on_alignment=["slots", "positions"])
 def _draw(
     logits, slots, positions, floats, ints, tops, args, sums, listed, ids, weights, repeats, step,
     tokens, valid, bests, totals, floors, lasts, stride, columns, groups, fields, numbers,
@@ -129,7 +129,7 @@ def _draw(
     tl.store(tokens + row, tl.where(sane, token, 0).to(tl.int64))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["step"], do_not_specialize_on_alignment=["slots", "positions"])
 def _search(
     logits, slots, positions, floats, ints, tops, listed, ids, weights, step, tokens, valid, bests, totals,
     floors, lasts, stride, columns, groups, fields, numbers,

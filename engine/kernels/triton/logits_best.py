@@ -17,7 +17,7 @@ from engine.kernels.triton.draws_numbers import GROUP, weight
 from engine.kernels.triton.logits import group_stats
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["most"])
 def _best(
     logits, chosen, tops, sums, logprobs, ids, values, stride, columns, groups, most,
     PLACES: tl.constexpr, SIZE: tl.constexpr,

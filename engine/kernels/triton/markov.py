@@ -53,7 +53,7 @@ class MarkovDrafts:
     stats: GroupStats
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"], do_not_specialize_on_alignment=["previous", "tops", "args", "sums"])
 def _bias(
     logits, previous, w1, w2, slots, floats, tops, args, sums, rows, columns, rank, groups, fields,
     ROWS: tl.constexpr, SIZE: tl.constexpr, STEP: tl.constexpr, LOOKED_UP: tl.constexpr,
@@ -96,7 +96,9 @@ def _bias(
         tl.store(sums + into, mask=real, value=mass)
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=["step"], do_not_specialize_on_alignment=["positions", "tops", "args", "sums", "tokens"]
+)
 def _choose(
     logits, slots, positions, floats, ints, tops, args, sums, tokens, step, columns, groups, fields, numbers,
     PLACES: tl.constexpr, SIZE: tl.constexpr,

@@ -103,7 +103,7 @@ def _asked(slot, position, mask_row, floats, bias_counts, stop_counts, stop_from
     return penalised, biased, early, (penalised > 0) | (biased > 0) | (early > 0) | (mask_row >= 0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["across", "along"])
 def _edit(
     logits, slots, positions, row_groups, row_ahead, drafts, floats, seen, bias_ids, bias_values, bias_counts,
     stop_ids, stop_counts, stop_from, masks, mask_rows, tops, args, sums, stride, across, along, columns,

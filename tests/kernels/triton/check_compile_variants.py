@@ -1,0 +1,74 @@
+"""How often what chooses tokens is compiled: not anew for each number of requests, in no need of a device."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from triton.compiler import make_backend
+from triton.runtime.jit import JITFunction, create_function_from_signature
+
+from engine.kernel_sets import choices
+from engine.kernels.triton_ops import TritonOps
+from engine.messages import Sampling, SlotBind
+from engine.model.draft import BlockChoose, DraftStats
+from engine.runner.acceptance_layout import VerifyRows
+from engine.runner.edits import MaskWords
+from engine.runner.sampling import Rows
+from tests.kernels.triton.check_compile import HOPPER
+
+CPU, GAMMA, SLOTS = torch.device("cpu"), 5, 40
+VOCAB = 1280
+"""A multiple of 16, in as odd a number of groups of 128 as the real one: 10 beside 1010."""
+KINDS = {
+    "_best": 1, "_bias": 2, "_choose": 1, "_count": 2, "_draw": 1, "_edit": 7, "_group_stats": 5, "_judge": 2,
+    "_replace": 2, "_search": 1, "_spread": 2, "_sums": 2,
+}  # fmt: skip
+"""Few rows or many, rows of drafts or single ones, with masks or without, with or without drafts' logits."""
+BATCHES = (1, 2, 3, 8, 15, 16, 17, 32)
+
+
+@pytest.fixture
+def compiled(monkeypatch: pytest.MonkeyPatch) -> dict[str, set[str]]:
+    """By kernel, what a device would compile it for; nothing is launched."""
+    backend, found = make_backend(HOPPER), defaultdict(set)
+
+    def note(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
+        binder = create_function_from_signature(self.signature, self.params, backend)
+        _, specialised, options = binder(*args, **kwargs)
+        found[self.__name__].add(f"{specialised} {options}")
+
+    monkeypatch.setattr(JITFunction, "run", note)
+    return found
+
+
+def test_the_number_of_requests_compiles_nothing_anew(compiled: dict[str, set[str]]) -> None:
+    """Plain steps, rounds with drafts of a block and of single positions, with masks and without."""
+    way = choices(TritonOps(CPU), SLOTS, VOCAB, (1,), CPU)
+    tokens = np.asarray([3, 4], np.int32).tobytes()
+    for slot in range(SLOTS):
+        way.bind(SlotBind(slot, 0, slot, 0, Sampling(9, seeded=slot == SLOTS - 1), 2, tokens))
+    w1 = torch.zeros(VOCAB, 8, dtype=torch.bfloat16)
+    for count in BATCHES:
+        slots, positions = tuple(range(count)), tuple(range(7, 7 + count))
+        choose = way.choose(slots, positions)
+        assert isinstance(choose, BlockChoose)
+        z = torch.empty(GAMMA, count, VOCAB)
+        ids, stats = choose.block(z, torch.zeros(count, dtype=torch.int64), w1, w1)
+        assert isinstance(stats, DraftStats)
+        for k in range(GAMMA):
+            choose(k, z[k])
+        for lens in (np.full(count, GAMMA + 1), np.arange(count) % (GAMMA + 1) + 1):
+            rows = int(lens.sum())
+            words = torch.zeros(rows, VOCAB // 32, dtype=torch.int32)
+            for mask in (None, MaskWords(words, np.arange(rows)).part(rows // 2, rows)):
+                for q, known in ((z.transpose(0, 1), stats), (z.transpose(0, 1), None), (None, None)):
+                    wanted = VerifyRows(slots, positions, lens, ids, q, known)
+                    way.accept(torch.empty(rows, VOCAB), wanted, mask)
+                own = None if mask is None else mask.part(rows - count, rows)
+                way.sample(torch.empty(rows, VOCAB)[rows - count :], Rows(slots, positions), own)
+        way.logprobs(z[0], ids[:, 0], [count])
+    assert {name: len(kinds) for name, kinds in compiled.items()} == KINDS
