@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
+from queue import SimpleQueue
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -21,7 +22,8 @@ class Lane:
 
     def __init__(self, name: str) -> None:
         self._jobs: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
-        self._there = threading.Semaphore(0)
+        # One of these for each job: the thread that waits for it does so without the interpreter.
+        self._there: SimpleQueue[None] = SimpleQueue()
         self._turn = threading.Lock()
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
         self._closed = False
@@ -33,7 +35,7 @@ class Lane:
             raise RuntimeError(f"the lane {self._thread.name!r} is closed")
         future: Future[T] = Future()
         self._jobs.append((future, partial(job, *args)))
-        self._there.release()
+        self._there.put(None)
         return future
 
     def at_once(self, job: Callable[..., T], *args: Any) -> T:
@@ -46,12 +48,12 @@ class Lane:
     def close(self) -> None:
         """Waits for the jobs that are left."""
         self._closed = True
-        self._there.release()
+        self._there.put(None)
         self._thread.join()
 
     def _work(self) -> None:
         while True:
-            self._there.acquire()
+            self._there.get()
             with self._turn:
                 if self._jobs:
                     self._do_next()
