@@ -29,8 +29,10 @@ def warm_up(runner: StepRunner, settings: Settings, say: Callable[[str], None]) 
         choose_threads(settings.threads, torch.set_num_threads, steps.plain, say, settings.dp_size)
     else:
         steps.plain()
-    if runner.speculation is not None:
-        steps.draft(runner.speculation.block)
+    block = 0 if runner.speculation is None else runner.speculation.block
+    if block:
+        steps.draft(block)
+    runner.choices.warm(1, block)
 
 
 class _WarmSteps:

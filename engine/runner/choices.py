@@ -31,6 +31,9 @@ class Choices(Protocol):
     def bind(self, bind: SlotBind) -> None:
         """A slot has a new request. raises BadRequest where its parameters or its tokens can't be used"""
 
+    def warm(self, slot: int, block: int) -> None:
+        """Makes all that steps may want, by a bound slot without penalties; block: of a draft, or 0."""
+
     def sample(self, logits: Tensor, rows: Rows, mask: MaskWords | None = None) -> Chosen:
         """As Sampler.sample; logits may be changed where no row's request wants log probabilities."""
 
@@ -61,6 +64,9 @@ class PlainChoices:
         self.parameters.bind(bind)
         if self.parameters.of(bind.slot).penalised:
             self._counts.bind(bind.slot, bind.prompt, bind.prompt_tokens)
+
+    def warm(self, slot: int, block: int) -> None:
+        """As Choices.warm: there is nothing to make."""
 
     def sample(self, logits: Tensor, rows: Rows, mask: MaskWords | None = None) -> Chosen:
         """As Choices.sample."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from engine.kernels.triton import accept as kernels
@@ -25,6 +26,7 @@ from engine.runner.acceptance_layout import VerifyRows, widths_of
 from engine.runner.columns import Upload
 from engine.runner.device_drafts import DeviceChooser
 from engine.runner.device_tables import DeviceTables
+from engine.runner.device_warm import warm_sampling, warm_verification
 from engine.runner.edits import MaskWords
 from engine.runner.logprobs import TokenLogprobs
 from engine.runner.parameters import Features, SlotParameters
@@ -45,6 +47,18 @@ class DeviceChoices:
         """As Choices.bind."""
         self.parameters.bind(bind)
         self._tables.bind(bind)
+
+    def warm(self, slot: int, block: int) -> None:
+        """As Choices.warm: kernels are compiled."""
+        columns, device = self.parameters.vocab_size, self.parameters.floats.device
+        warm_sampling(self.sample, slot, columns, device)
+        if block:
+            warm_verification(self.accept, slot, block, columns, device)
+        for count in (1, statistics.FEW_ROWS + 1):
+            logits = torch.zeros(count, columns, device=device)
+            for repeats in (None, self._tables.repeats) if block else ():
+                self._chooser((slot,) * count, (0,) * count, repeats)(0, logits)
+            self.logprobs(logits, self._columns((0,) * count)[0], [1])
 
     def sample(self, logits: Tensor, rows: Rows, mask: MaskWords | None = None) -> Chosen:
         """As Choices.sample."""
@@ -75,10 +89,7 @@ class DeviceChoices:
         """As Choices.choose; what it returns can take blocks."""
         # The kernel that draws for repeating requests, too, has several launches a position.
         again = any(self.parameters.of(slot).repeats for slot in slots)
-        repeats = self._tables.repeats if again else None
-        floats, ints = self.parameters.floats, self.parameters.ints
-        own, places = self._columns(slots, positions)
-        return DeviceChooser(Choosers(own, places, floats, ints, repeats))
+        return self._chooser(slots, positions, self._tables.repeats if again else None)
 
     def logprobs(self, logits: Tensor, tokens: Tensor, tops: Sequence[int]) -> TokenLogprobs:
         """As Choices.logprobs."""
@@ -94,6 +105,12 @@ class DeviceChoices:
         edit(logits, laid, self._tables.edits, draft_ids, masks, stats)
         floats, ints = self.parameters.floats, self.parameters.ints
         return draw(logits, stats, laid.slots, laid.positions, floats, ints)
+
+    def _chooser(
+        self, slots: Sequence[int], positions: Sequence[int], repeats: Tensor | None
+    ) -> DeviceChooser:
+        own, places = self._columns(slots, positions)
+        return DeviceChooser(Choosers(own, places, self.parameters.floats, self.parameters.ints, repeats))
 
     def _row_masks(self, mask: MaskWords, rows: int) -> RowMasks:
         which = np.full(rows, -1, np.int64)
