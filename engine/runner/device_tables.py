@@ -14,9 +14,9 @@ from engine.runner.penalties import seen_tokens
 
 
 class DeviceTables:
-    """One row a slot. Binding a slot replaces what its request is asked for by, and nothing waits for it.
+    """One row a slot. Binding a slot replaces what its request asks for, and nothing waits for that.
 
-    edits    what changes logits; what a request didn't ask for is left from the one before
+    edits    what changes logits; where a request asks for nothing, numbers of the one before may stand
     repeats  uint8 [S], Features.repeats
     """
 
