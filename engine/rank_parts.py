@@ -23,6 +23,7 @@ from engine.actors.rank import Rank
 from engine.actors.schedule import Graphs
 from engine.actors.speculation import Speculation
 from engine.actors.timers import Timers
+from engine.allocator import fill_tuples
 from engine.config import Settings
 from engine.errors import ConfigError
 from engine.memory.pages import ASIDE
@@ -119,6 +120,7 @@ class ModelParts:
         """What start-up made lives as long as the process; no collection needs to walk it again."""
         gc.collect()
         gc.freeze()
+        fill_tuples()
 
     def dump(self) -> None:
         """To standard error."""

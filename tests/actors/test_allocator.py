@@ -106,3 +106,27 @@ def heaps(how: str, told: Path) -> int:
 def test_all_threads_share_one_heap(tmp_path: Path) -> None:
     assert heaps("as it is", tmp_path / "heaps") > 1
     assert heaps("kept", tmp_path / "heaps") == 1
+
+
+TUPLES = """
+import gc, sys
+from engine.allocator import fill_tuples
+gc.collect()
+if sys.argv[1] == "kept":
+    fill_tuples()
+before = sys.getallocatedblocks()
+for _ in range(2000):
+    for length in range(1, 21):
+        tuple(number for number in range(length))
+print(sys.getallocatedblocks() - before)
+"""
+
+
+def test_python_keeps_as_many_tuples_as_ever_from_the_start() -> None:
+    def blocks(how: str) -> int:
+        done = subprocess.run([sys.executable, "-c", TUPLES, how], capture_output=True, text=True, check=True)
+        return int(done.stdout)
+
+    if (grows := blocks("as it is")) < 10_000:
+        pytest.skip(f"this Python keeps {grows} blocks more, however many tuples have gone")
+    assert blocks("kept") < 100
