@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import signal
 import sys
 import time
@@ -11,10 +10,11 @@ import anyio
 from anyio.abc import TaskGroup
 
 from engine.errors import ConfigError
+from engine.soak.crowd import Crowd
 from engine.soak.ledger import Ledger
 from engine.soak.options import FULL, Options, Outcome
 from engine.soak.pace import Pace
-from engine.soak.plan import FORMS, WEIGHTS, Largest, Plan, Served
+from engine.soak.plan import FORMS, WEIGHTS, Plan, Served
 from engine.soak.samples import Samples, settled_after_s
 from engine.soak.server import Server
 from engine.soak.start import canaries, left_out
@@ -40,7 +40,7 @@ class Soak:
         self._pace = Pace()
         self._stop = anyio.Event()
         self._resting = False
-        self._largest: Plan | None = None
+        self._crowds: Crowd | None = None
 
     async def run(self) -> Outcome:
         """Until the time is over, the server has ended, or someone interrupts."""
@@ -76,11 +76,12 @@ class Soak:
                 "a seed alone decides a text on row-invariant servers; others are checked for their form"
             )
         kept = [kind for kind in kinds if kind not in self.outcome.left_out]
-        plan, self._largest = (Plan(options.seed, served, kept, draw) for draw in (random.Random, Largest))
+        plan = Plan(options.seed, served, kept)
+        self._crowds = Crowd(options.seed, served, kept)
         traffic = Traffic(self._server, plan, self.ledger, self._pace, options.repeatable)
         if "canary" in kinds:
             plan.canaries = await canaries(traffic, options.seed)
-            self._largest.canaries = plan.canaries
+            self._crowds.plan.canaries = plan.canaries
             self.outcome.canaries = len(plan.canaries)
         return traffic, plan
 
@@ -154,12 +155,12 @@ class Soak:
 
         What a server needs at its busiest it has needed before growth is judged.
         """
-        assert self._largest is not None
+        assert self._crowds is not None
         if not self._options.burst or self._stop.is_set():
             return
         traffic.crowded += 1
         async with anyio.create_task_group() as tasks:
-            for item in self._largest.crowd(self._options.burst // FULL):
+            for item in self._crowds.items(self._options.burst // FULL):
                 tasks.start_soon(traffic.send, item)
         traffic.crowded -= 1
         self.outcome.crowds += 1

@@ -14,8 +14,8 @@ from engine.soak.structured import Forms, tools
 
 WEIGHTS = {
     "chat": 16, "completion": 20, "generate": 10, "canary": 10, "cancel": 8, "bad": 8, "stop": 4, "seeded": 4,
-    "logprobs": 4, "many": 3, "batch": 2, "long": 1, "json_schema": 4, "regex": 3, "guided_choice": 3,
-    "tool_auto": 1, "tool_forced": 1,
+    "logprobs": 4, "many": 3, "batch": 2, "long": 1, "scored": 1, "json_schema": 4, "regex": 3,
+    "guided_choice": 3, "tool_auto": 1, "tool_forced": 1,
 }  # fmt: skip
 """Kinds of requests, and how often each comes."""
 
@@ -32,26 +32,23 @@ ROUTED, STREAMED, LEAVE_S = 0.4, 0.4, 0.6
 """Shares of requests that name a rank and that stream; the latest moment at which a client leaves."""
 
 
-class Largest(random.Random):
-    """Draws of a plan whose prompts, outputs and counts all have their greatest size."""
-
-    def randint(self, a: int, b: int) -> int:
-        """The greatest."""
-        return b
-
-
 BURST_TOKENS = 8
 """Long enough that all of a burst is there before the first of it has gone."""
 
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What the plan knows of the server. Sizes in tokens."""
+    """What the plan knows of the server, and how long its prompts may be. Sizes in tokens.
+
+    long, scored  of prompts that need several chunks, and of those whose own tokens get log probabilities
+    """
 
     ranks: int
     context: int
     vocabulary: int
     drafts: bool = False
+    long: int = 1200
+    scored: int = 64
 
 
 class Plan:
@@ -74,17 +71,10 @@ class Plan:
 
     def next(self) -> Item:
         """The next request."""
-        return self._of(self._draw.choices(self._kinds, self._weights)[0])
+        return self.of(self._draw.choices(self._kinds, self._weights)[0])
 
-    def crowd(self, completions: int) -> list[Item]:
-        """Equally many requests of each kind in any order, with so many completions together."""
-        items: list[Item] = []
-        while sum(item.completions for item in items) < completions:
-            items += [self._of(kind) for kind in self._kinds]
-        self._draw.shuffle(items)
-        return items
-
-    def _of(self, kind: str) -> Item:
+    def of(self, kind: str) -> Item:
+        """The next request of a kind."""
         if kind == "bad":
             return self._draw.choice(self._bad)
         if kind == "canary":
@@ -96,7 +86,8 @@ class Plan:
         makers: dict[str, Callable[[], Item]] = {
             "chat": self._chat, "completion": self._completion, "generate": self._generate,
             "cancel": self._cancel, "stop": self._stop, "seeded": self._seeded, "logprobs": self._logprobs,
-            "many": self._many, "batch": self._batch, "long": self._long, "tool_auto": self._tool,
+            "many": self._many, "batch": self._batch, "long": self._long, "scored": self._scored,
+            "tool_auto": self._tool,
         }  # fmt: skip
         item = makers[kind]() if kind in makers else self._formed(kind)
         return self._sent(item)
@@ -138,6 +129,11 @@ class Plan:
     def _prompt(self, low: int = 2, high: int = 30) -> str:
         return " ".join(self._draw.choices(WORDS, k=self._draw.randint(low, high)))
 
+    def _ids(self, low: int, high: int) -> list[int]:
+        return [
+            self._draw.randrange(300, self._served.vocabulary) for _ in range(self._draw.randint(low, high))
+        ]
+
     def _sampling(self) -> dict[str, Any]:
         if self._draw.random() < 0.5:
             return {"temperature": 0}
@@ -167,9 +163,8 @@ class Plan:
 
     def _generate(self) -> Item:
         limit = self._limit()
-        ids = [self._draw.randrange(300, self._served.vocabulary) for _ in range(self._draw.randint(1, 40))]
         body = {
-            "input_ids": ids,
+            "input_ids": self._ids(1, 40),
             "sampling_params": {"max_new_tokens": limit, "temperature": 0, "ignore_eos": True},
         }
         return Item(kind="generate", path=GENERATE, body=body, limit=limit)
@@ -221,13 +216,15 @@ class Plan:
         return replace(item, body={**item.body, "prompt": prompts}, completions=len(prompts))
 
     def _long(self) -> Item:
-        most = min(1200, self._served.context // 2)
-        ids = [
-            self._draw.randrange(300, self._served.vocabulary)
-            for _ in range(self._draw.randint(most // 4, most))
-        ]
-        body = {"prompt": ids, "max_tokens": 4, "temperature": 0}
+        most = min(self._served.long, self._served.context // 2)
+        body = {"prompt": self._ids(most // 4, most), "max_tokens": 4, "temperature": 0}
         return Item(kind="long", path=COMPLETIONS, body=body, limit=4)
+
+    def _scored(self) -> Item:
+        sampling = {"max_new_tokens": 4, "temperature": 0, "ignore_eos": True}
+        ids = self._ids(2, self._served.scored)
+        body = {"input_ids": ids, "sampling_params": sampling, "return_logprob": True, "logprob_start_len": 0}
+        return Item(kind="scored", path=GENERATE, body=body, limit=4)
 
     def _tool(self) -> Item:
         limit = self._limit(4, 24)

@@ -9,11 +9,12 @@ import orjson
 import pytest
 
 from engine.soak.checks import faults_of
+from engine.soak.crowd import Crowd
 from engine.soak.exposition import drained, read, shrunk
 from engine.soak.http import Answer
 from engine.soak.item import CHAT, COMPLETIONS, Item, Reply
 from engine.soak.ledger import Ledger
-from engine.soak.plan import WEIGHTS, Largest, Plan, Served
+from engine.soak.plan import WEIGHTS, Plan, Served
 from engine.soak.structured import Forms
 
 USAGE = {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}
@@ -190,11 +191,11 @@ def test_equal_seeds_make_equal_plans_with_every_kind() -> None:
 
 def test_a_crowd_has_the_largest_requests_of_every_kind() -> None:
     served, kinds = Served(2, 8192, 8192), list(WEIGHTS)
-    crowd = Plan(1, served, kinds, Largest).crowd(60)
+    crowd = Crowd(1, served, kinds).items(60)
     assert {item.kind for item in crowd} >= set(WEIGHTS) - {"canary"}
     assert sum(item.completions for item in crowd) >= 60
     usual = Plan(1, served, kinds)
-    for kind in ("long", "generate", "many", "batch", "chat", "logprobs"):
+    for kind in ("long", "scored", "generate", "many", "batch", "chat", "logprobs"):
         largest = [item for item in crowd if item.kind == kind]
         others = [item for item in (usual.next() for _ in range(800)) if item.kind == kind]
         assert min(map(extent, largest)) >= max(map(extent, others))
