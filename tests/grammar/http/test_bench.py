@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from bench.grammar_cases import Case, cases
-from bench.grammar_figures import Answer, Invalid, fault_of, validity
+from bench.grammar_figures import Answer, Invalid, Pass, UnequalLengths, check_lengths, fault_of, validity
 from engine.grammar.compiler import Compiler, whole_library
 from engine.grammar.gate import schema_grammar
 from engine.messages import LENGTH, STOP_EOS
@@ -75,3 +75,10 @@ def test_a_whole_answer_that_does_not_obey_fails_the_bench_and_a_cut_one_counts(
     assert validity(asked, [good, cut])["valid_fraction"] == 0.5
     with pytest.raises(Invalid, match="schema 0"):
         validity(asked, [good, Answer('"a"', 3, STOP_EOS)])
+
+
+def test_passes_of_other_lengths_are_not_compared() -> None:
+    bound, free = (Pass([Answer(tokens=count) for count in counts], 1.0) for counts in ((3, 5), (3, 4)))
+    check_lengths((bound, bound), [3, 5])
+    with pytest.raises(UnequalLengths, match=r"answers of \[3, 4\] tokens stand against lengths of \[3, 5\]"):
+        check_lengths((bound, free), [3, 5])

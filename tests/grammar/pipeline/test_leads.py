@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -180,6 +181,34 @@ def test_masks_of_a_step_are_those_of_its_drafts(pipeline: Pipeline) -> None:
     assert (logits[5 : 5 + BLOCK + 1] == 0).all()
     assert found.most.tolist() == [4, 3]
     assert found.lengths.tolist() == [3, 3]
+
+
+@pytest.mark.parametrize(("few", "path"), [(2, "device"), (1, "thread")])
+def test_more_than_a_few_grammars_are_the_grammar_threads(
+    few: int, path: str, pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two of the three slots have a grammar; nothing of a step is done on the other thread."""
+    seen: set[str] = set()
+    follow, advance = Lead.follow, Matcher.advance
+
+    def followed(self: Lead, token: int, masks: np.ndarray, row: int) -> int:
+        seen.add(threading.current_thread().name)
+        return follow(self, token, masks, row)
+
+    def advanced(self: Matcher, tokens: list[int]) -> tuple[int, bool]:
+        seen.add(threading.current_thread().name)
+        return advance(self, tokens)
+
+    monkeypatch.setattr(pipeline_thread, "FEW", few)
+    monkeypatch.setattr(Lead, "follow", followed)
+    monkeypatch.setattr(Matcher, "advance", advanced)
+    tokens = torch.cat([torch.zeros(3, 1, dtype=torch.int64), drafted(pipeline, 1)], 1)
+    pipeline.begin(1, 0, MaskGroups(SLOTS, ANCHORS, np.full(3, 2), tokens))
+    pipeline.finish(1)
+    pipeline.retain(1, [tokens[row, 1:2].tolist() for row in (0, 2)])
+    pipeline.close()
+    assert seen == {threading.current_thread().name if path == "device" else "grammar masks"}
+    assert pipeline.counters.paths == {"device": 0, "thread": 0} | {path: 1}
 
 
 def test_what_was_not_drafted_is_not_verified(pipeline: Pipeline) -> None:
