@@ -31,6 +31,7 @@ NAMES = {
     "lossless": "greedy text with drafts is that of plain decoding, token for token",
     "grammar": "answers constrained by schemas: all valid, and throughput against free text",
     "grammar-fuzz": "nearly right schemas, patterns, grammars and tags through gate and compiler, judged",
+    "grammar-wait": "what other streams notice while grammars compile: gaps between tokens, against none",
     "lifecycle": "a killed rank to its client's error, a signal to the exit, probes under full load",
     "step": "a whole forward at V4-Flash's widths against its floor, on one or two NVIDIA devices",
     "traffic": "several ranks as one engine against one rank alone, answer for answer",
