@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.errors import GrammarDiverged, GrammarTooSlow
-from engine.grammar.matchers import Chain, Matcher
+from engine.grammar.matchers import Chain, Masks, Matcher, MatcherBatch, Traversed
 
 FORGETS = 64
 """Tokens after which a request may take longer than its budget once more."""
@@ -72,6 +72,29 @@ class Constrained:
             return Chain(self.matcher, ids)
         ends = np.flatnonzero(ids[1:] == self._think_end)
         return Chain(self.matcher, ids, int(ends[0]) + 1 if ends.size else len(ids))
+
+
+def traverse(
+    batch: MatcherBatch, requests: Sequence[Constrained], ids: Sequence[NDArray[np.int32]], out: Masks
+) -> Traversed:
+    """As MatcherBatch.traverse, over the chains of these ids; a request that is forgiven gets another try.
+
+    The others' rows stay as they are: what the first try found of them was right, and took its time.
+    """
+    chains = [one.chain(own) for one, own in zip(requests, ids, strict=True)]
+    found = batch.traverse(chains, out)
+    late, failed = list[int](), [*found.failed]
+    for number in found.late:
+        if requests[number].overruns():
+            late.append(number)
+            continue
+        first = sum(len(own) for own in ids[:number])
+        rows = slice(first, first + len(ids[number]))
+        again = batch.traverse(chains[number : number + 1], out[rows])
+        found.kinds[rows] = again.kinds
+        late += [number for _ in again.late]
+        failed += [(number, text) for _, text in again.failed]
+    return found._replace(late=tuple(late), failed=tuple(failed))
 
 
 def too_slow(rows: int, took_s: float, budget_s: float) -> GrammarTooSlow:

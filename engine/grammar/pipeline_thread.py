@@ -35,7 +35,7 @@ from engine.grammar.matchers import Traversed as Walked
 from engine.grammar.pipeline_buffers import MaskBuffers
 from engine.grammar.pipeline_counters import PipelineCounters
 from engine.grammar.pipeline_drafts import DraftMasks
-from engine.grammar.pipeline_request import Constrained, too_slow
+from engine.grammar.pipeline_request import Constrained, too_slow, traverse
 from engine.runner.columns import Int
 from engine.runner.masking import OVER
 
@@ -216,11 +216,7 @@ class MaskThread:
         ids = [np.zeros(width, np.int32) for width in widths[done:].tolist()]
         for own, draft in zip(ids, drafts[done:], strict=False):
             own[:] = draft[: own.size]
-        chains = [one.chain(own) for one, own in zip(requests[done:], ids, strict=True)]
-        rest = self._batch.traverse(chains, out[len(kinds) :])
-        forgiven = [number for number in rest.late if not requests[done + number].overruns()]
-        if forgiven:
-            rest = self._batch.traverse(chains, out[len(kinds) :])
+        rest = traverse(self._batch, requests[done:], ids, out[len(kinds) :])
         leads = [] if guide is None else guide.leads
         failed = [(number, lead.fault) for number, lead in enumerate(leads) if lead.fault]
         return Walked(

@@ -1,9 +1,7 @@
-"""Within one block of drafts: a grammar that ends or begins there, illegal drafts, slow matchers."""
+"""Within one block of drafts: a grammar that ends or begins there, and illegal drafts."""
 
 from __future__ import annotations
 
-import re
-import time
 from collections.abc import Iterator
 
 import numpy as np
@@ -11,11 +9,9 @@ import pytest
 import torch
 
 from engine.errors import Unexpected
-from engine.grammar import matchers
 from engine.grammar.key import GrammarKey
-from engine.grammar.matchers import Matcher, MatcherBatch
+from engine.grammar.matchers import Matcher
 from engine.grammar.pipeline import Pipeline
-from engine.grammar.pipeline_request import FORGETS, Constrained
 from engine.messages import STOP_EOS, Sampling, SlotBind
 from engine.runner.masking import OVER, MaskGroups, Masks
 from tests.grammar.pipeline.stage import (
@@ -33,7 +29,6 @@ from tests.runner.scripted_drafter import ScriptedDrafter
 
 BLOCK = 5
 LETTERS = GrammarKey("ebnf", r'root ::= "a" "b" "c"')
-ENDLESS = GrammarKey("ebnf", r'root ::= "a"* "b"')
 ANY = 300
 """A token of plain text."""
 
@@ -176,61 +171,6 @@ def test_a_reasoning_goes_on_over_steps(steps: Steps) -> None:
     steps.keep((1, [END]))
     assert steps.masks((1, []))[1] == [[A]]
     assert matcher.tokens == 0
-
-
-def test_a_slow_matcher_fails_its_request_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The library's call is real; what takes the processor is work in front of it, as a hard grammar would.
-
-    The other request's thread waits as long without a processor, which nobody is failed for.
-    """
-    monkeypatch.setattr(matchers, "PATIENCE", 2_000)
-    steps = Steps(budget_s=0.05)
-    slow, _ = steps.enter(1, LETTERS), steps.enter(2, LETTERS)
-    advance = Matcher.advance
-
-    def work(self: Matcher, tokens: list[int]) -> tuple[int, bool]:
-        if self is not slow:
-            time.sleep(0.1)
-            return advance(self, tokens)
-        ends_s = time.thread_time() + 0.1
-        while time.thread_time() < ends_s:
-            pass
-        return advance(self, tokens)
-
-    monkeypatch.setattr(Matcher, "advance", work)
-    steps.masks((1, [A]), (2, [A]))
-    steps.keep((1, [A]), (2, [A]))
-    # Once it is forgiven: the host may have stood still.
-    assert not steps.masks((1, [B]), (2, [B]))[0].failed
-    steps.keep((1, [B]), (2, [B]))
-    found, rows = steps.masks((1, [C]), (2, [C]))
-    assert re.match(r"GrammarTooSlow: 1 tokens of the grammar took \d{3,} ms", found.failed[0])
-    assert set(found.failed) == {0}
-    assert rows == [[], [], [C], [STOP]]
-    steps.keep((1, []), (2, [C]))
-    assert steps.masks((2, []))[1] == [[STOP]]
-    steps.pipeline.close()
-
-
-@pytest.mark.parametrize(("tokens", "fails"), [(FORGETS - 1, True), (FORGETS, False)])
-def test_an_overrun_is_forgiven_once_in_a_while(tokens: int, fails: bool) -> None:
-    request = Constrained(matcher_of(ENDLESS), None)
-    assert not request.overruns()
-    request.advance([A] * tokens, 10.0)
-    assert request.overruns() == fails
-
-
-def test_a_traversal_that_overruns_its_budget_once_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A step without drafts before it, whose rows are masked by one traversal."""
-    steps, traversed, slow = Steps(), MatcherBatch._traversed, [True, False, True]
-    monkeypatch.setattr(MatcherBatch, "_traversed", lambda *args: not slow.pop(0) and traversed(*args))
-    steps.enter(1, LETTERS)
-    found, rows = steps.masks((1, [A]))
-    assert not found.failed
-    assert rows == [[A], [B]]
-    steps.keep((1, [A]))
-    assert steps.masks((1, [B]))[0].failed[0].startswith("GrammarTooSlow")
-    steps.pipeline.close()
 
 
 def test_what_goes_wrong_on_the_thread_is_raised_where_masks_are_taken(steps: Steps) -> None:
