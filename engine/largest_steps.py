@@ -150,6 +150,8 @@ class LargestSteps:
         self.bind()
         self.decode()
         self.mixed()
+        # Until its slot is bound anew, every step would look for scored tokens.
+        self.runner.bindings.prompts.clear()
 
     def bind(self) -> None:
         """Gives every slot a request with one token behind it, and page tables of full length."""

@@ -89,6 +89,8 @@ def test_requests_that_follow_find_nothing_of_them(native: DeepseekV4) -> None:
     wanted = Served(native, 20, 1024).run(*requests)
     served = Served(native, 20, 1024)
     LargestSteps(served.runner, Admitted(4, 300, 1024, 4864, 1), lambda line: None).run()
+    # Steps look through their requests for scored prompts as long as any slot has one.
+    assert not served.runner.bindings.prompts
     assert served.run(*requests) == wanted
 
 
