@@ -36,9 +36,10 @@ class Arrivals:
         self._stream = _stream(device) if device.type == "cuda" else None
 
     def bring(self, tensors: Sequence[Tensor]) -> Arrival:
-        """Their values as they are behind all that was launched so far; never waits.
+        """Their values behind all that was launched so far; never waits.
 
-        The memory that takes them is pinned, and its allocator's: it is reused once an event says so.
+        Of a tensor that later steps write, too, it may be what those wrote. The memory that takes
+        them is pinned, and its allocator's: it is reused once an event says so.
         """
         owned = tuple(tensors)
         if self._stream is None:

@@ -21,6 +21,8 @@ from engine.runner.sampling import Chosen, Rows, Sampler
 class Choices(Protocol):
     """Chooses tokens for the requests of slots. Every way gives the same tokens for the same logits.
 
+    Where the last bit of an edited logit or of a sum decides, tokens may differ.
+
     name        what logs and metrics call it
     parameters  of the slots
     """
