@@ -170,14 +170,16 @@ class StepRunner:
     ) -> StepDone:
         counts, token_ids = outcome.columns(groups)
         # A step that was launched behind another one begins with that one's end.
-        began, self._last_end_s = max(began, self._last_end_s), time.perf_counter()
+        began, now = max(began, self._last_end_s), time.perf_counter()
+        # Two threads note ends, so it isn't read again.
+        self._last_end_s = now
         return StepDone(
             epoch=epoch,
             counts=counts,
             token_ids=token_ids,
             failed=tuple(sorted(outcome.failed.items())),
             logprobs=logprobs,
-            seconds=self._last_end_s - began,
+            seconds=now - began,
             ended=ended,
         )
 

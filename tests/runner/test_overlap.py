@@ -185,6 +185,17 @@ def test_the_whole_engine_gives_the_same_text_with_results_on_a_thread_of_their_
     assert behind
 
 
+def test_no_step_takes_less_than_nothing_where_an_older_end_is_noted_meanwhile(
+    native: DeepseekV4, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A counter that falls counts as one of another process, and all of it is added once more.
+    older = property(lambda self: 0.0, lambda self, value: None)
+    monkeypatch.setattr(StepRunner, "_last_end_s", older, raising=False)
+    served = Served(native, PAGES, CHUNK)
+    served.tell(SubmitBatch((REQUESTS[2],)))
+    assert served.runner.execute(served.jobs.popleft()).seconds > 0
+
+
 def test_values_are_those_at_the_time_of_the_call() -> None:
     tensor = torch.arange(4)
     arrival = Arrivals(torch.device("cpu")).bring([tensor])
