@@ -97,8 +97,9 @@ def test_a_config_alone_answers_chats_completions_and_schemas_over_http(tmp_path
     flags += ["--context-length", "4096", "--max-running-requests", "4"]
     hello = [{"role": "user", "content": "Hello"}]
     schema = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}
+    beyond = {"prompt": "Once upon", "max_tokens": 8, "ignore_eos": True, "logit_bias": {f"{SHIPPED}": 100}}
     bodies: dict[str, dict[str, Any]] = {
-        "completions": {"prompt": "Once upon", "max_tokens": 8, "ignore_eos": True},
+        "completions": beyond,
         "chat/completions": {"messages": hello, "max_tokens": 64, "response_format": schema},
     }
     with server(flags) as (port, child):
