@@ -69,11 +69,11 @@ def load_rank(settings: Settings, say: Say, groups: Groups = ALONE) -> Loaded:
     say(_told_of_cache(sizes, kv))
     block, eos_ids = 0 if drafter is None else drafter.block, eos_of(config, Path(settings.model_path))
     text = text_folder(settings, config.vocab_size)
-    grammars = rank_grammars(text, config.vocab_size, eos_ids, device, sizes.slots, block + 1)
-    masks = None if grammars is None else grammars.pipeline
-    runner = StepRunner(model, state, eos_ids, speculation, masks)
-    say(f"sampling: {runner.choices.name}")
     with memory.taking("the workspaces of steps, and graphs", lever=_SMALLER_STEPS):
+        grammars = rank_grammars(text, config.vocab_size, eos_ids, device, sizes.slots, block + 1)
+        masks = None if grammars is None else grammars.pipeline
+        runner = StepRunner(model, state, eos_ids, speculation, masks)
+        say(f"sampling: {runner.choices.name}")
         warm_up(runner, settings, say)
         record_graphs(runner, settings, sizes.context_length, say)
         if device.type == "cuda":

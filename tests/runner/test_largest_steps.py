@@ -13,6 +13,7 @@ import torch
 
 from engine.cache_sizes import CacheSizes
 from engine.config import NANO, Settings
+from engine.errors import DeviceMemory
 from engine.largest_steps import Admitted, LargestSteps, StepBytes, admitted, measured
 from engine.loaded import Loaded
 from engine.loading import load_rank
@@ -26,8 +27,8 @@ BLOCK = 5
 
 
 @pytest.fixture(scope="module")
-def loaded(tmp_path_factory: pytest.TempPathFactory) -> Loaded:
-    """A narrow geometry with a draft."""
+def narrow(tmp_path_factory: pytest.TempPathFactory) -> Settings:
+    """Of a narrow geometry with a draft."""
     fields = json.loads((NANO.parent / "flash" / "config.json").read_text())
     fields |= {
         "num_hidden_layers": 5, "compress_ratios": [0, 0, 4, 128, 4, 0, 0, 0], "hidden_size": 64,
@@ -39,11 +40,16 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> Loaded:
     }  # fmt: skip
     folder = tmp_path_factory.mktemp("flash")
     (folder / "config.json").write_text(json.dumps(fields))
-    settings = Settings(
+    return Settings(
         model_path=str(folder), load_format="dummy", threads=1, max_running_requests=4, max_total_tokens=8192,
         chunked_prefill_size=600, speculative_algorithm="dspark", speculative_verify_mode="static",
     )  # fmt: skip
-    return load_rank(settings, lambda line: None)
+
+
+@pytest.fixture(scope="module")
+def loaded(narrow: Settings) -> Loaded:
+    """Its model, with a cache."""
+    return load_rank(narrow, lambda line: None)
 
 
 @pytest.fixture
@@ -130,3 +136,14 @@ def test_a_cache_of_a_few_pages_is_enough_to_measure_a_long_context(
     assert found.kept(settings) == 6 << 30
     assert found.kept(Settings(device="cuda", disable_cuda_graph=True)) == 3 << 30
     assert np.array_equal(held[0].full_table[1, :16], 1 + np.arange(16) % 5)
+
+
+def test_a_device_that_has_no_room_for_tables_of_slots_says_what_took_it(
+    narrow: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr("engine.loading.StepRunner", full)
+    with pytest.raises(DeviceMemory, match="cache: window .*; the largest that a setting changes is"):
+        load_rank(narrow, lambda line: None)
