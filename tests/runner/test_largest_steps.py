@@ -145,5 +145,5 @@ def test_a_device_that_has_no_room_for_tables_of_slots_says_what_took_it(
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr("engine.loading.StepRunner", full)
-    with pytest.raises(DeviceMemory, match="cache: window .*; the largest that a setting changes is"):
+    with pytest.raises(DeviceMemory, match=r"cache: window .*; the largest that a setting changes is"):
         load_rank(narrow, lambda line: None)
