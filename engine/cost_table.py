@@ -14,10 +14,13 @@ import numpy as np
 import torch
 
 from engine.actors.capacity import CostTable, Curve
+from engine.cache_format import cache_format
 from engine.config import Settings
 from engine.cost_cells import LEAST_ROUNDS, Measured, Say, Stage, Subject, cells_of, measure
 from engine.cost_fit import errors, fit
 from engine.errors import ConfigError, CostTableUnreadable
+from engine.kernel_sets import kernel_set
+from engine.model.config import ModelConfig
 from engine.runner.step import StepRunner
 
 Key = dict[str, Any]
@@ -40,6 +43,8 @@ def key_of(settings: Settings, block: int) -> Key:
         "model": model_digest(Path(settings.model_path)),
         "dtype": settings.dtype,
         "device": settings.device,
+        "kernels": kernel_set(settings),
+        "kv": cache_format(settings, ModelConfig.from_json(settings.model_path)),
         "graphs": settings.device == "cuda" and not settings.disable_cuda_graph,
         "deterministic": settings.deterministic,
         "dp": settings.dp_size,

@@ -162,10 +162,15 @@ def test_the_default_file_tells_machines_and_models_apart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    settings = [Settings(), Settings(dtype="bfloat16"), Settings(deterministic=True), Settings(dp_size=2)]
+    settings = [
+        Settings(), Settings(dtype="bfloat16"), Settings(deterministic=True), Settings(dp_size=2),
+        Settings(kernels="torch"), Settings(kernels="torch", kv_cache_dtype="fp8"),
+    ]  # fmt: skip
     paths = {default_path(key_of(one, 5)) for one in settings} | {default_path(key_of(Settings(), 4))}
     assert len(paths) == len(settings) + 1
     assert all(path.is_relative_to(tmp_path) for path in paths)
+    # Another name of the same caches.
+    assert default_path(key_of(Settings(kv_cache_dtype="float32"), 5)) in paths
     other = tmp_path / "model"
     other.mkdir()
     (other / "config.json").write_bytes((NANO / "config.json").read_bytes() + b" ")
