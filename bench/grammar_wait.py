@@ -87,8 +87,9 @@ class Stage:
         done = Pass()
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._free, done)
-            for start, before in zip(starts, [0.0, *starts], strict=False):
-                await anyio.sleep(start - before)
+            began_s = anyio.current_time()
+            for start in starts:
+                await anyio.sleep_until(began_s + start)
                 tasks.start_soon(self.small, wish, done)
         return done
 

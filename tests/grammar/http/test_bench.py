@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import random
+from itertools import islice
 
 import numpy as np
 import pytest
 
+from api.gate import gate_of
+from api.served import load_served
+from bench import grammar_wait
 from bench.grammar_cases import Case, cases
 from bench.grammar_figures import Answer, Invalid, Pass, UnequalLengths, check_lengths, fault_of, validity
+from engine.config import NANO, Settings
 from engine.grammar.compiler import Compiler, whole_library
-from engine.grammar.gate import schema_grammar
+from engine.grammar.gate import GatePolicy, schema_grammar
 from engine.messages import LENGTH, STOP_EOS
 from tests.grammar.service.stage import STOP, vocabulary
 
@@ -82,3 +87,27 @@ def test_passes_of_other_lengths_are_not_compared() -> None:
     check_lengths((bound, bound), [3, 5])
     with pytest.raises(UnequalLengths, match=r"answers of \[3, 4\] tokens stand against lengths of \[3, 5\]"):
         check_lengths((bound, free), [3, 5])
+
+
+@pytest.mark.anyio
+async def test_grammars_that_keep_compilers_busy_are_each_a_new_one(
+    library: Compiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They differ in the name of one field."""
+    monkeypatch.setattr(grammar_wait, "FIELDS", 3)
+    served = load_served(Settings(model_path=str(NANO)), 0)
+    known = await grammar_wait.slow(gate_of(GatePolicy(), served.encoding, served.tokenizer))
+    found = [known, *islice(grammar_wait.others(known), 3)]
+    assert len({one.key.digest for one in found}) == 4
+    for number, one in enumerate(found):
+        name = f"other_{number - 1}" if number else "field_0"
+        matcher = library.matcher(library.compile(one.key))
+        assert matcher.accept_string(f'{{"{name}":"a","field_1":"b-22"', False)
+
+
+def test_gaps_are_compared_by_their_percentiles() -> None:
+    calm = grammar_wait.Pass(gaps=[0.01] * 100, waits=[0.0])
+    busy = grammar_wait.Pass(gaps=[0.01] * 90 + [0.03] * 10, waits=[0.5, 1.5])
+    told = grammar_wait.figures([(busy, calm)] * 3)
+    assert (told["ratio"], told["compiling_p50_ms"], told["calm_p99_ms"]) == (3.0, 10.0, 10.0)
+    assert (told["compiles"], told["compile_p50_s"], told["compile_max_s"]) == (6, 1.0, 1.5)
