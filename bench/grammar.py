@@ -5,9 +5,10 @@
 meet its schema by an independent validator, and stay the same when it is written and read again. Then greedy
 answers are timed against free text of the same prompts and lengths, interleaved; a ratio is the median of
 nine pairs. Lengths are equal because both requests of a pair have the constrained answer's length as their
-limit: whatever a limit saves at a text's end, such as drafts that nobody would read, both sides save. With
-`--speculative dspark` the engine drafts, and it fails where nothing was drafted; it fails, too, where a key
-was compiled twice, or not at all.
+limit: whatever a limit saves at a text's end, such as drafts that nobody would read, both sides save. The
+constrained one still ends by its grammar, whose last token is the one at the limit; free text is cut there.
+With `--speculative dspark` the engine drafts, and it fails where nothing was drafted; it fails, too, where a
+key was compiled twice, or not at all.
 """
 
 from __future__ import annotations
