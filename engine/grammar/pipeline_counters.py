@@ -38,7 +38,7 @@ class Phase:
 
 
 class PipelineCounters:
-    """Totals since the start. Who has the lane's turn writes; waits, paths and complete ends are the device thread's.
+    """Totals since the start. The device thread writes waits, paths and complete ends; the lane the rest.
 
     batches       steps with masks, by whether all of their requests got some
     paths         steps with masks, by who made them
