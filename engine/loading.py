@@ -9,7 +9,6 @@ from pathlib import Path
 
 import torch
 
-from engine.allocator import keep_freed_memory
 from engine.cache_format import cache_format
 from engine.cache_sizes import CacheSizes, cache_sizes, free_host_bytes
 from engine.config import Settings
@@ -54,7 +53,6 @@ def load_rank(settings: Settings, say: Say, groups: Groups = ALONE) -> Loaded:
     raises  ConfigError, CheckpointError
     """
     begin = time.perf_counter()
-    keep_freed_memory()
     device = torch.device(settings.device)
     say(f"loading {settings.model_path} ({settings.load_format}, {settings.dtype}, {settings.device})")
     config, memory = ModelConfig.from_json(settings.model_path), MemoryTable(device)

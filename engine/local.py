@@ -14,6 +14,7 @@ from api.served import Served, load_served
 from engine.actors.links import Link, memory_pair
 from engine.actors.process import Process, report_to_stderr
 from engine.actors.wiring import wiring
+from engine.allocator import keep_freed_memory
 from engine.config import Settings
 from engine.front import start_front, start_grammars
 from engine.messages import Message, Stop
@@ -85,6 +86,10 @@ async def _run(told: Told, rank: Process, link: Link, parts: Parts, stopped: any
 
 
 def prepare_environment(settings: Settings) -> None:
-    """Says how compute threads wait; must run before torch is imported. What the user has set stays."""
+    """Says how compute threads wait, and keeps freed memory; must run before torch is imported.
+
+    What the user has set stays.
+    """
+    keep_freed_memory()
     for name, value in environment(settings.threads).items():
         os.environ.setdefault(name, value)
