@@ -16,6 +16,7 @@ from bench.kernel_cases import Case, copies, distance
 from engine.kernels.triton import draws, logits, logits_best, markov, masks
 from engine.kernels.triton.accept_rows import VerifiedRows
 from engine.messages import Sampling
+from engine.model.group_stats import GroupStats
 from engine.runner.edits import forbid
 from engine.runner.parameters import KEY, TOP_K, SlotParameters, features_of
 from engine.runner.penalties import TokenCounts
@@ -169,7 +170,7 @@ class _Step:
 
     logits: Tensor
     previous: Tensor
-    stats: logits.GroupStats
+    stats: GroupStats
     choosers: markov.Choosers
     ids: Tensor
 

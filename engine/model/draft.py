@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -16,24 +16,12 @@ import torch
 from torch import Tensor
 
 from engine.model.draft_ring import DraftState
+from engine.model.group_stats import GroupStats
 
 Int = npt.NDArray[np.int64]
 
 Choose = Callable[[int, Tensor], Tensor]
 """(k, z [B, V] float32) -> ids [B] int64: picks draft token k + 1 from its logits."""
-
-
-class DraftStats(NamedTuple):
-    """Of the logits of a block, rows [gamma * B] position by position, in groups of 128 tokens.
-
-    tops  float32 [gamma * B, G], the largest logit of each group; infinity where one is NaN
-    args  int32, the first token that has it
-    sums  float64, sum of exp((logit - top) / temperature); of greedy rows, anything
-    """
-
-    tops: Tensor
-    args: Tensor
-    sums: Tensor
 
 
 @runtime_checkable
@@ -43,8 +31,10 @@ class BlockChoose(Protocol):
     def __call__(self, k: int, z: Tensor) -> Tensor:
         """As Choose."""
 
-    def block(self, logits: Tensor, anchors: Tensor, w1: Tensor, w2: Tensor) -> tuple[Tensor, DraftStats]:
-        """Ids [B, gamma] int64, each from its logits and the bias W2 W1[token before it].
+    def block(self, logits: Tensor, anchors: Tensor, w1: Tensor, w2: Tensor) -> tuple[Tensor, GroupStats]:
+        """Ids [B, gamma] int64, each from its logits and the bias W2 W1[token before it], and statistics.
+
+        The statistics are of the biased logits, rows [gamma * B] position by position.
 
         logits   [gamma, B, V] float32 in one piece; the biases are added in place
         anchors  [B] int64, the tokens before the first
@@ -95,13 +85,13 @@ class Drafted:
     ids       [B, gamma] int64
     survival  [B, gamma] float32, the estimated probability that positions 1 .. k are all accepted
     logits    [B, gamma, V] float32, what was chosen from; None unless asked for
-    stats     of these logits, where the choosing left them
+    stats     of these logits, where the choosing left them: rows [gamma * B] position by position
     """
 
     ids: Tensor
     survival: Tensor
     logits: Tensor | None
-    stats: DraftStats | None = None
+    stats: GroupStats | None = None
 
 
 class Drafter(Protocol):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from engine.errors import ShapeMismatch
-from engine.model.draft import DraftStats
+from engine.model.group_stats import GroupStats
 
 Int = npt.NDArray[np.int64]
 
@@ -33,7 +33,7 @@ class VerifyRows:
     verify_lens: Int
     draft_ids: Tensor
     draft_logits: Tensor | None
-    draft_stats: DraftStats | None = None
+    draft_stats: GroupStats | None = None
 
     def only(self, index: int) -> VerifyRows:
         """The call that has this one group; its logits are the group's own rows."""

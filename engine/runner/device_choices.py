@@ -26,7 +26,7 @@ from engine.runner.acceptance_layout import VerifyRows, widths_of
 from engine.runner.columns import Upload
 from engine.runner.device_drafts import DeviceChooser
 from engine.runner.device_tables import DeviceTables
-from engine.runner.device_warm import warm_sampling, warm_verification
+from engine.runner.device_warm import FEW_AND_MANY, warm_sampling, warm_verification
 from engine.runner.edits import MaskWords
 from engine.runner.logprobs import TokenLogprobs
 from engine.runner.parameters import Features, SlotParameters
@@ -54,7 +54,7 @@ class DeviceChoices:
         warm_sampling(self.sample, slot, columns, device)
         if block:
             warm_verification(self.accept, slot, block, columns, device)
-        for count in (1, statistics.FEW_ROWS + 1):
+        for count in FEW_AND_MANY:
             logits = torch.zeros(count, columns, device=device)
             for repeats in (None, self._tables.repeats) if block else ():
                 self._chooser((slot,) * count, (0,) * count, repeats)(0, logits)
@@ -79,7 +79,7 @@ class DeviceChoices:
         laid = spread(slots, positions, lens, width, len(logits))
         logits = _editable(logits, rows.positions, features, mask)
         drawn = self._drawn(logits, laid, mask, rows.draft_ids)
-        drafts = kernels.Drafts(slots, positions, lens, rows.draft_ids, rows.draft_logits, _stats(rows))
+        drafts = kernels.Drafts(slots, positions, lens, rows.draft_ids, rows.draft_logits, rows.draft_stats)
         floats, ints = self.parameters.floats, self.parameters.ints
         found = kernels.accept(logits, drafts, floats, ints, self._tables.repeats, drawn)
         count_tokens(self._tables.edits, slots, found.tokens, found.counts)
@@ -130,7 +130,3 @@ def _editable(
         f.edits_logits(position) for f, position in zip(features, positions, strict=True)
     )
     return logits.clone() if edited and any(f.logprobs >= 0 for f in features) else logits
-
-
-def _stats(rows: VerifyRows) -> statistics.GroupStats | None:
-    return None if rows.draft_stats is None else statistics.GroupStats(*rows.draft_stats)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from engine.kernels.triton.logits import group_stats
 from engine.kernels.triton.markov import Choosers, choose, draft_block
-from engine.model.draft import DraftStats
+from engine.model.group_stats import GroupStats
 
 
 class DeviceChooser:
@@ -23,7 +23,7 @@ class DeviceChooser:
         choose(z, group_stats(z, rows.slots, rows.floats), rows, k, tokens)
         return tokens
 
-    def block(self, logits: Tensor, anchors: Tensor, w1: Tensor, w2: Tensor) -> tuple[Tensor, DraftStats]:
+    def block(self, logits: Tensor, anchors: Tensor, w1: Tensor, w2: Tensor) -> tuple[Tensor, GroupStats]:
         """As BlockChoose.block."""
         drafts = draft_block(logits, anchors, w1, w2, self._choosers)
-        return drafts.ids, DraftStats(drafts.stats.tops, drafts.stats.args, drafts.stats.sums)
+        return drafts.ids, drafts.stats

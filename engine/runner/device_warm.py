@@ -14,13 +14,16 @@ from engine.runner.acceptance_layout import VerifyRows
 from engine.runner.edits import MaskWords
 from engine.runner.sampling import Chosen, Rows
 
+FEW_AND_MANY = (1, FEW_ROWS + 1)
+"""Rows: kernels are compiled for either."""
+
 Sample = Callable[[Tensor, Rows, MaskWords | None], Chosen]
 Accept = Callable[[Tensor, VerifyRows, MaskWords | None], Accepted]
 
 
 def warm_sampling(sample: Sample, slot: int, columns: int, device: torch.device) -> None:
     """Few and many rows of one slot, with masks and without; columns: of logits."""
-    for count in (1, FEW_ROWS + 1):
+    for count in FEW_AND_MANY:
         rows = Rows((slot,) * count, (0,) * count)
         for mask in _masks(count, columns, device):
             sample(torch.zeros(count, columns, device=device), rows, mask)
@@ -28,7 +31,7 @@ def warm_sampling(sample: Sample, slot: int, columns: int, device: torch.device)
 
 def warm_verification(accept: Accept, slot: int, block: int, columns: int, device: torch.device) -> None:
     """Likewise for drafts of `block` tokens, drawn from logits or the one token that could come."""
-    for count in (1, FEW_ROWS + 1):
+    for count in FEW_AND_MANY:
         slots, positions, lens = (slot,) * count, (0,) * count, np.full(count, block + 1)
         ids = torch.zeros(count, block, dtype=torch.int64, device=device)
         rows = count * (block + 1)

@@ -14,8 +14,9 @@ from engine.actors.round import Bind, Injected, Round
 from engine.memory.pools import KVState
 from engine.messages import SlotBind
 from engine.model.config import ModelConfig
-from engine.model.draft import Choose, Drafted, Drafter, DraftRows, DraftStats, InjectRows
+from engine.model.draft import Choose, Drafted, Drafter, DraftRows, InjectRows
 from engine.model.draft_ring import DraftState
+from engine.model.group_stats import GroupStats
 from engine.runner.columns import Int, Upload
 from engine.runner.correction import Correction
 from engine.runner.layout import verify_lens
@@ -51,7 +52,7 @@ class Drafts:
     usable: npt.NDArray[np.bool_]
     logits: Tensor | None
     worth: Int | None = None
-    stats: DraftStats | None = None
+    stats: GroupStats | None = None
 
 
 class Speculation:

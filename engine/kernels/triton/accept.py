@@ -25,7 +25,8 @@ from engine.kernels.triton.accept_residual import Rejections, replace_rejected
 from engine.kernels.triton.accept_rows import lanes_of, length_and_first, spread
 from engine.kernels.triton.draws import Drawn, draw
 from engine.kernels.triton.draws_numbers import ACCEPT, uniform
-from engine.kernels.triton.logits import GroupStats, group_stats
+from engine.kernels.triton.logits import group_stats
+from engine.model.group_stats import GroupStats
 
 
 @dataclass(frozen=True)

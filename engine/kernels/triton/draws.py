@@ -28,7 +28,8 @@ from engine.kernels.triton.draws_numbers import (
     weight,
 )
 from engine.kernels.triton.filters import CANDIDATES, LISTED, SEARCHED, filtered, searched
-from engine.kernels.triton.logits import GroupStats, group_stats
+from engine.kernels.triton.logits import group_stats
+from engine.model.group_stats import GroupStats
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,6 @@ depend on nothing but the group, so a row's result doesn't depend on the other r
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 import triton
 import triton.language as tl
@@ -17,23 +15,10 @@ from torch import Tensor
 
 from engine.errors import ShapeMismatch
 from engine.kernels.triton.draws_numbers import GROUP, weight
+from engine.model.group_stats import GroupStats
 
 FEW_ROWS = 16
 """Up to so many rows programs are small, to be more than the device has multiprocessors."""
-
-
-@dataclass(frozen=True)
-class GroupStats:
-    """Of R rows, in G = ceil(V / 128) groups.
-
-    tops  float32 [R, G], the largest logit; NaN counts as infinity
-    args  int32 [R, G], the first token that has it
-    sums  float64 [R, G], sum of exp((logit - top) / temperature); of greedy rows, anything
-    """
-
-    tops: Tensor
-    args: Tensor
-    sums: Tensor
 
 
 @triton.jit

@@ -22,7 +22,7 @@ from engine.errors import ShapeMismatch
 from engine.kernels.triton.draws import draw_drafts, drawn_plain, leader
 from engine.kernels.triton.draws_numbers import DRAFT, GROUP, uniform, weight
 from engine.kernels.triton.formats import convert, product
-from engine.kernels.triton.logits import GroupStats
+from engine.model.group_stats import GroupStats
 
 FEW_ROWS, MANY_ROWS = 16, 64
 STEP = 64

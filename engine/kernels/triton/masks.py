@@ -19,7 +19,8 @@ from torch import Tensor
 from engine.errors import ShapeMismatch
 from engine.kernels.triton.accept_rows import VerifiedRows
 from engine.kernels.triton.draws_numbers import GROUP
-from engine.kernels.triton.logits import GroupStats, groups_of_a_program, store_stats
+from engine.kernels.triton.logits import groups_of_a_program, store_stats
+from engine.model.group_stats import GroupStats
 
 IN_PROMPT = 1 << 30
 """Set in `EditTables.seen` where the prompt holds the token."""

@@ -14,7 +14,8 @@ from triton.runtime.jit import JITFunction, create_function_from_signature
 from engine.kernel_sets import choices
 from engine.kernels.triton_ops import TritonOps
 from engine.messages import Sampling, SlotBind
-from engine.model.draft import BlockChoose, DraftStats
+from engine.model.draft import BlockChoose
+from engine.model.group_stats import GroupStats
 from engine.runner.acceptance_layout import VerifyRows
 from engine.runner.edits import MaskWords
 from engine.runner.sampling import Rows
@@ -63,7 +64,7 @@ def test_the_number_of_requests_compiles_nothing_anew(compiled: dict[str, set[st
         assert isinstance(choose, BlockChoose)
         z = torch.empty(GAMMA, count, VOCAB)
         ids, stats = choose.block(z, torch.zeros(count, dtype=torch.int64), w1, w1)
-        assert isinstance(stats, DraftStats)
+        assert isinstance(stats, GroupStats)
         for k in range(GAMMA):
             choose(k, z[k])
         for lens in (np.full(count, GAMMA + 1), np.arange(count) % (GAMMA + 1) + 1):
