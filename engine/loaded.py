@@ -11,7 +11,7 @@ from engine.grammar.rank_grammars import RankGrammars
 from engine.messages import RunStep, StepDone
 from engine.model.config import ModelConfig
 from engine.runner.graphs import Graphs
-from engine.runner.step import StepRunner
+from engine.runner.step import StepRunner, waited
 
 GB = 1 << 30
 
@@ -65,8 +65,7 @@ class Loaded:
 
     def execute(self, job: RunStep) -> StepDone:
         """Runs one step; on the device thread only. raises PageAccounting where kernels met bad indices"""
-        found = self.launch(job)
-        return found if isinstance(found, StepDone) else found()
+        return waited(self.launch(job))
 
     def launch(self, job: RunStep) -> StepDone | Callable[[], StepDone]:
         """As StepRunner.launch; on the device thread only. raises PageAccounting as `execute`"""

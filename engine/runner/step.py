@@ -33,6 +33,11 @@ from engine.runner.rounds import Rounds
 from engine.runner.speculative import Speculation
 
 
+def waited(step: StepDone | Callable[[], StepDone]) -> StepDone:
+    """The results of a step that was launched, which may have to be waited for."""
+    return step if isinstance(step, StepDone) else step()
+
+
 class StepRunner:
     """Owns the model, the cache and the sampling state of one rank; lives on the device thread.
 
@@ -77,8 +82,7 @@ class StepRunner:
         A request whose parameters or logits are bad fails alone, in the answer's `failed`; any other error is
         raised, and ends the rank. raises ShapeMismatch for a step with `verify` where nothing drafts
         """
-        found = self.launch(job)
-        return found if isinstance(found, StepDone) else found()
+        return waited(self.launch(job))
 
     @torch.inference_mode()
     def launch(self, job: RunStep) -> StepDone | Callable[[], StepDone]:

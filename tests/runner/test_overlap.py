@@ -17,7 +17,7 @@ from engine.errors import PageAccounting
 from engine.messages import RunStep, StepDone, Submit, SubmitBatch
 from engine.model.model import DeepseekV4
 from engine.runner.arrivals import Arrival, Arrivals
-from engine.runner.step import StepRunner
+from engine.runner.step import StepRunner, waited
 from tests.machines.test_rank_with_model import Served, submit
 from tests.runner.test_spec_engine import folder, texts
 
@@ -53,7 +53,7 @@ class Overlapped(Served):
             assert len(launched) <= 2
             step = launched.popleft()
             self.at_once += isinstance(step, StepDone)
-            self.tell(step if isinstance(step, StepDone) else step())
+            self.tell(waited(step))
         return self.text
 
 

@@ -20,7 +20,7 @@ from engine.config import Settings
 from engine.kernels.triton_ops import TritonOps
 from engine.largest_steps import LargestSteps, admitted, measured
 from engine.memory.pools import KVState
-from engine.messages import RunStep, Sampling, SlotBind, StepDone
+from engine.messages import RunStep, Sampling, SlotBind
 from engine.model.config import KVFormat, ModelConfig
 from engine.model.model import DeepseekV4
 from engine.runner.batch import ForwardBatch, build_batch
@@ -29,19 +29,23 @@ from engine.runner.graph_path import TargetPath
 from engine.runner.graph_rows import GraphKey, pack
 from engine.runner.graphs import Buffers, Graphs, RecordedStep
 from engine.runner.plan import PlannedStep, plan_batch
-from engine.runner.step import StepRunner
+from engine.runner.step import StepRunner, waited
 from tests.kernels.triton.cases import DEVICE
 from tests.kernels.triton.check_ops import FIELDS, model, state
 from tests.kernels.triton.graph_parts import main
 
 KEY = GraphKey(tokens=3, slots=2, pages=1, width=2)
+CONFIG = ModelConfig.from_dict(
+    {**FIELDS, "num_hidden_layers": 2, "compress_ratios": [4, 128], "num_hash_layers": 0}
+)
+"""A layer of each kind of compression."""
 STEPS = (((127, 71), (1, 1)),) if DEVICE == "cpu" else (((127, 71), (1, 1)), ((128, 72), (2, 1)))
 """First positions and rows of two requests: interpreted, which is slow, one step that closes both windows."""
 
 
-def filled(config: ModelConfig, kv: KVFormat) -> KVState:
+def filled(kv: KVFormat) -> KVState:
     """Random caches, the same each time."""
-    made = state(config, kv)
+    made = state(CONFIG, kv)
     fill(made, torch.Generator(DEVICE).manual_seed(1))
     return made
 
@@ -72,16 +76,13 @@ def committed(kernels: DeepseekV4, held: KVState, plan: PlannedStep, out: Any) -
 
 @pytest.mark.parametrize("kv", ["fp8"] if DEVICE == "cpu" else ["model", "fp8"])
 def test_a_recorded_step_is_the_eager_one_and_a_replay_the_run(kv: KVFormat) -> None:
-    config = ModelConfig.from_dict(
-        {**FIELDS, "num_hidden_layers": 2, "compress_ratios": [4, 128], "num_hash_layers": 0}
-    )
-    kernels = model(TritonOps(torch.device(DEVICE)), config)
-    eager, rerun = filled(config, kv), filled(config, kv)
+    kernels = model(TritonOps(torch.device(DEVICE)), CONFIG)
+    eager, rerun = filled(kv), filled(kv)
     sides = [eager, rerun]
     run = RecordedStep(kernels, rerun, KEY, (), Buffers(kernels, [KEY], 0))
     run.record(None)
     if DEVICE == "cuda":
-        sides.append(filled(config, kv))
+        sides.append(filled(kv))
         graphs = Graphs(kernels, sides[2], [KEY], (), print)
     for starts, counts in STEPS:
         plain = plan_batch(eager, batch(starts, counts, 0), single_rows=True, ops=kernels.ops)
@@ -109,11 +110,8 @@ def test_a_recorded_step_is_the_eager_one_and_a_replay_the_run(kv: KVFormat) -> 
 @pytest.mark.parametrize("kv", ["model", "fp8"])
 def test_no_part_of_a_planned_step_waits_for_the_device(kv: KVFormat) -> None:
     """The host reads a step's results, and nothing before them."""
-    config = ModelConfig.from_dict(
-        {**FIELDS, "num_hidden_layers": 2, "compress_ratios": [4, 128], "num_hash_layers": 0}
-    )
-    kernels = model(TritonOps(torch.device(DEVICE)), config)
-    path = TargetPath(kernels, filled(config, kv))
+    kernels = model(TritonOps(torch.device(DEVICE)), CONFIG)
+    path = TargetPath(kernels, filled(kv))
     path.graphs = Graphs(kernels, path.state, [KEY], (), print)
     for bucket in (0, KEY.tokens):
         # What is compiled at first use may wait.
@@ -132,13 +130,10 @@ def test_no_part_of_a_planned_step_waits_for_the_device(kv: KVFormat) -> None:
 @pytest.mark.parametrize("kv", ["model", "fp8"])
 def test_steps_are_launched_without_a_wait_and_give_the_tokens_of_those_waited_for(kv: KVFormat) -> None:
     """A prompt and five tokens, by two runners of one model; the first steps compile, and may wait."""
-    config = ModelConfig.from_dict(
-        {**FIELDS, "num_hidden_layers": 2, "compress_ratios": [4, 128], "num_hash_layers": 0}
-    )
-    kernels = model(TritonOps(torch.device(DEVICE)), config)
+    kernels = model(TritonOps(torch.device(DEVICE)), CONFIG)
     told: list[list[bytes]] = []
     for overlaps in (False, True):
-        runner, open_steps = StepRunner(kernels, state(config, kv), (1,)), deque[Any]()
+        runner, open_steps = StepRunner(kernels, state(CONFIG, kv), (1,)), deque[Any]()
         runner.overlaps = overlaps
         told.append([])
         for number in range(6):
@@ -150,8 +145,7 @@ def test_steps_are_launched_without_a_wait_and_give_the_tokens_of_those_waited_f
                 if DEVICE == "cuda":
                     torch.cuda.set_sync_debug_mode("default")
             while len(open_steps) > overlaps * (number < 5):
-                step = open_steps.popleft()
-                told[-1].append((step if isinstance(step, StepDone) else step()).token_ids)
+                told[-1].append(waited(open_steps.popleft()).token_ids)
     assert told[0] == told[1]
     assert all(told[0])
     kernels.ops.check()
@@ -161,13 +155,10 @@ def test_steps_are_launched_without_a_wait_and_give_the_tokens_of_those_waited_f
 @pytest.mark.parametrize("kv", ["model", "fp8"])
 def test_the_largest_steps_are_measured_and_then_run_on_the_real_cache(kv: KVFormat) -> None:
     """What a start does, with its kernels' flag of bad indices read behind each step."""
-    config = ModelConfig.from_dict(
-        {**FIELDS, "num_hidden_layers": 2, "compress_ratios": [4, 128], "num_hash_layers": 0}
-    )
-    kernels = model(TritonOps(torch.device(DEVICE)), config)
+    kernels = model(TritonOps(torch.device(DEVICE)), CONFIG)
     settings = Settings(device="cuda", dtype="bfloat16", max_running_requests=4, chunked_prefill_size=40)
     sizes = CacheSizes(slots=6, full_pages=17, window_pages=17, context_length=2048, bytes=0)
-    cache = partial(KVState, config, device=DEVICE, dtype=kernels.dtype, kv=kv)
+    cache = partial(KVState, CONFIG, device=DEVICE, dtype=kernels.dtype, kv=kv)
     taken = measured(kernels, None, settings, sizes, cache, print)
     assert 0 < taken.decode <= taken.largest < 1 << 30
     runner = StepRunner(kernels, cache(sizes.slots, sizes.full_pages, sizes.window_pages), (1,))
