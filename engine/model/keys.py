@@ -65,21 +65,12 @@ def dense(keys: AnyKeys, blocks: int, width: int) -> Keys:
     if isinstance(keys, Keys):
         return keys
     rows = keys.rows.long()
-    bias = absent(keys.pool, rows, blocks, width)
+    real, (lists, columns) = (rows > 0) & (rows < len(keys.pool)), rows.shape
+    each = real.unsqueeze(1).expand(-1, blocks * width // max(1, lists), -1)
+    bias = torch.zeros(blocks, width, columns, device=rows.device)
+    bias.masked_fill_(~each.reshape(blocks, width, columns), -torch.inf)
     if keys.seen is not None:
         first, count = keys.seen.view(blocks, width, 2, 1).unbind(2)
-        column = torch.arange(rows.shape[1], device=rows.device)
+        column = torch.arange(columns, device=rows.device)
         bias.masked_fill_((column < first) | (column >= first + count), -torch.inf)
-    return Keys(keys.pool, torch.where(_real(keys.pool, rows), rows, 0), bias, keys.scales)
-
-
-def absent(pool: Tensor, rows: Tensor, blocks: int, width: int) -> Tensor:
-    """float32 [blocks, W, K]: minus infinity where a row [n, K] is absent or outside the pool, else 0."""
-    lists, columns = rows.shape
-    each = _real(pool, rows).unsqueeze(1).expand(-1, blocks * width // max(1, lists), -1)
-    bias = torch.zeros(blocks, width, columns, device=rows.device)
-    return bias.masked_fill_(~each.reshape(blocks, width, columns), -torch.inf)
-
-
-def _real(pool: Tensor, rows: Tensor) -> Tensor:
-    return (rows > 0) & (rows < len(pool))
+    return Keys(keys.pool, torch.where(real, rows, 0), bias, keys.scales)

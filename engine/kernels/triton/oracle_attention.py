@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from torch import Tensor
 
-from engine.model.keys import AnyKeys, Keys, absent, dense
+from engine.model.keys import AnyKeys, Keys, SeenKeys, dense
 from engine.model.ops import TorchOps
 
 
@@ -25,6 +27,5 @@ def _told(keys: AnyKeys, blocks: int, width: int) -> Keys:
     """Keys whose bias says everything: ranges, absent rows, and rows outside the pool."""
     if not isinstance(keys, Keys):
         return dense(keys, blocks, width)
-    bias = keys.bias + absent(keys.pool, keys.rows, blocks, width)
-    inside = (keys.rows > 0) & (keys.rows < len(keys.pool))
-    return Keys(keys.pool, keys.rows.masked_fill(~inside, 0).long(), bias, keys.scales)
+    there = dense(SeenKeys(keys.pool, keys.rows, None, keys.scales), blocks, width)
+    return replace(there, bias=keys.bias + there.bias)
