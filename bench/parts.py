@@ -79,8 +79,8 @@ class Stage:
         outcome.seconds = round(time.monotonic() - began, 1)
         if outcome.failed:
             self.close()
-        last = outcome.failed.strip().splitlines()[-1:] or [f"{len(outcome.results)} results"]
-        self._say(f"{part.name}: {'failed: ' if outcome.failed else ''}{last[0]} ({outcome.seconds} s)")
+        told = f"failed: {last_line(outcome.failed)}" if outcome.failed else f"{len(outcome.results)} results"
+        self._say(f"{part.name}: {told} ({outcome.seconds} s)")
         return outcome
 
     @property
@@ -141,6 +141,11 @@ def run_parts(
         return {part.name: stage.run(part) for part in parts}
     finally:
         stage.close()
+
+
+def last_line(text: str) -> str:
+    """Of a traceback, which tells the cause."""
+    return (text.strip().splitlines() or [""])[-1]
 
 
 def failures(outcomes: dict[str, Outcome]) -> dict[str, str]:

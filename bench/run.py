@@ -14,6 +14,7 @@ from typing import Any
 
 import orjson
 
+from bench.parts import last_line
 from engine.config import NANO
 
 NAMES = {
@@ -159,5 +160,5 @@ def run(args: argparse.Namespace) -> int:
         args.json.write_bytes(text + b"\n")
     failed = figures.get("failures", {})
     for name, why in failed.items():
-        print(f"failed: {name}: {why.strip().splitlines()[-1]}")
+        print(f"failed: {name}: {last_line(why)}")
     return 1 if failed else 0

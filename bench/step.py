@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 
+from bench.parts import last_line
 from bench.step_case import Case, cases
 from bench.step_rank import Job, live
 from engine.config import NANO, Settings
@@ -164,11 +165,6 @@ def _started(job: Job, folder: str) -> list[tuple[Connection, Any]]:
 def name_of(case: Case) -> str:
     """As failures have it."""
     return f"{case.kind} of {case.rows} rows at {case.context}"
-
-
-def last_line(text: str) -> str:
-    """Of a traceback, which tells the cause."""
-    return (text.strip().splitlines() or [""])[-1]
 
 
 def slowest(told: Sequence[dict[str, Any]]) -> dict[str, Any]:
