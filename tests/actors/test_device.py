@@ -65,6 +65,19 @@ async def started(tasks: Any, runner: Any) -> tuple[DeviceThread, Mailbox]:
     return device, box
 
 
+async def answer_both(device: DeviceThread, box: Mailbox, go_on: threading.Event) -> None:
+    """Two steps are in flight: a third is an error, the two come in order, and then there is room again."""
+    with pytest.raises(DeviceFailed, match="epoch 2 is a third step"):
+        device.submit(job(2))
+    go_on.set()
+    got: list[int] = []
+    while len(got) < JOBS:
+        got += [done.epoch for done in await box.take()]
+    assert got == [0, 1]
+    device.submit(job(3))
+    assert [done.epoch for done in await box.take()] == [3]
+
+
 @both_loops
 async def test_steps_are_answered_in_order_on_the_device_thread() -> None:
     runner = Answers()
@@ -84,15 +97,7 @@ async def test_two_steps_are_in_flight_and_a_third_is_an_error() -> None:
         device, box = await started(tasks, runner)
         for epoch in range(JOBS):
             device.submit(job(epoch))
-        with pytest.raises(DeviceFailed, match="epoch 2 is a third step"):
-            device.submit(job(2))
-        runner.go_on.set()
-        got: list[int] = []
-        while len(got) < JOBS:
-            got += [done.epoch for done in await box.take()]
-        assert got == [0, 1]
-        device.submit(job(3))
-        assert [done.epoch for done in await box.take()] == [3]
+        await answer_both(device, box, runner.go_on)
         tasks.cancel_scope.cancel()
 
 
@@ -162,15 +167,7 @@ async def test_a_step_is_launched_while_the_results_of_the_one_before_are_awaite
         for _ in range(100):
             await anyio.lowlevel.checkpoint()
         assert len(box) == 0
-        with pytest.raises(DeviceFailed, match="epoch 2 is a third step"):
-            device.submit(job(2))
-        runner.go_on.set()
-        got: list[int] = []
-        while len(got) < JOBS:
-            got += [done.epoch for done in await box.take()]
-        assert got == [0, 1]
-        device.submit(job(3))
-        assert [done.epoch for done in await box.take()] == [3]
+        await answer_both(device, box, runner.go_on)
         tasks.cancel_scope.cancel()
     assert runner.threads == {"device", "arrivals"}
     left = set(threading.enumerate()) - before
