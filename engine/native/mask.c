@@ -13,8 +13,7 @@ INLINE void forbid_lanes(float* logits, uint32_t word, int first) {
 static void forbid_row(float* logits, const int32_t* mask, int64_t vocabulary) {
     int64_t whole = vocabulary / WORD;
     for (int64_t w = 0; w < whole; w++, logits += WORD) {
-        /* Grammars allow few tokens or nearly all: most words are all of one kind.
-         */
+        /* Grammars allow few tokens or nearly all: most words are of one kind. */
         uint32_t word = (uint32_t)mask[w];
         if (word == UINT32_MAX) continue;
         for (int first = 0; first < WORD; first += LANES) forbid_lanes(logits, word, first);

@@ -127,7 +127,7 @@ def _listed(
     state: KVState, slot: Int, visible: Int, ops: TorchOps, to: Upload
 ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
     """Rows and ranges of c4 and c128 entries; visible [blocks, W] tokens. One page list serves both."""
-    most = {ratio: _most(state, visible, ratio) for ratio in (C4, C128)}
+    most = {ratio: _most(state, visible // ratio, ratio) for ratio in (C4, C128)}
     needed = max(-(-count * ratio // PAGE_TOKENS) for ratio, count in most.items())
     pages = to.tensor(np.ascontiguousarray(state.full_table[slot, :needed]))
     c4, c128 = (
@@ -153,8 +153,8 @@ def listed_entries(
 
 
 def _most(state: KVState, visible: Int, ratio: int) -> int:
-    """Entries of the block with the most; 0 where no layer has any."""
-    return int(visible.max(initial=0)) // ratio if state.specs[f"c{ratio}"].layers else 0
+    """Entries of the block with the most, of `visible` of each query; 0 where no layer has any."""
+    return int(visible.max(initial=0)) if state.specs[f"c{ratio}"].layers else 0
 
 
 def _biased(state: KVState, slot: Int, visible: Int, ratio: int, to: Upload) -> tuple[Tensor, Tensor]:
@@ -163,7 +163,7 @@ def _biased(state: KVState, slot: Int, visible: Int, ratio: int, to: Upload) -> 
     Unseen entries of the block read row 0: rows past a request's length may hold another request's numbers.
     """
     blocks, width = visible.shape
-    most = _most(state, visible * ratio, ratio)
+    most = _most(state, visible, ratio)
     if not most:
         return to.int64(np.empty((blocks, 0), np.int64)), to.tensor(np.empty((blocks, width, 0), np.float32))
     a_page = PAGE_TOKENS // ratio
