@@ -49,7 +49,7 @@ class AttendShape:
 COMPARED = AttendShape(16, 32, 0, 8, 2)
 MANY = {
     torch.bfloat16: AttendShape(64, 32, 0, 8, 5),
-    torch.uint8: AttendShape(64, 64, 0, 8, 5),
+    torch.uint8: AttendShape(64, 32, 0, 8, 5),
     torch.float32: COMPARED,
 }
 FEW = {
