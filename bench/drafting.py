@@ -197,13 +197,18 @@ def differences(share: Sequence[Case], plain: Pass, drafted: Pass) -> Iterator[C
 
 async def explained(engine: Engine, case: Case) -> float:
     """How far apart the two best tokens are there, in nats. raises Diverged where that is no near tie."""
+    margin = await lead(engine, case)
+    print(f"a {case.kind} prompt differs where the two best are {margin:.1e} nats apart", flush=True)
+    if margin >= NEAR_TIE:
+        raise Diverged(f"a {case.kind} prompt: another token where the best one leads by {margin:.1e} nats")
+    return margin
+
+
+async def lead(engine: Engine, case: Case) -> float:
+    """Nats by which the best token behind the prompt leads the next one."""
     sampling = Sampling(max_new_tokens=1, temperature=0.0, logprobs=2, ignore_eos=True)
     group = await engine.submit([Entry(sink=0, prompt=case.ids, sampling=sampling)])
     top: list[float] = []
     while deltas := await group.take():
         top += [value for delta in deltas for row in delta.logprobs for _, value in row.top]
-    margin = top[0] - top[1]
-    print(f"a {case.kind} prompt differs where the two best are {margin:.1e} nats apart", flush=True)
-    if margin >= NEAR_TIE:
-        raise Diverged(f"a {case.kind} prompt: another token where the best one leads by {margin:.1e} nats")
-    return margin
+    return top[0] - top[1]

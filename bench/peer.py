@@ -16,12 +16,16 @@ Batch = list[list[int]]
 
 
 class Peer:
-    """A process that generates greedily in eager batches. One order at a time; idle between orders."""
+    """A process that generates greedily in eager batches. One order at a time; idle between orders.
 
-    def __init__(self, model_path: str, threads: int) -> None:
+    device, dtype  where its weights are, and what of, as torch names them
+    """
+
+    def __init__(self, model_path: str, threads: int, device: str = "cpu", dtype: str = "float32") -> None:
         self._end, far = multiprocessing.Pipe()
         context = multiprocessing.get_context("spawn")
-        self._process = context.Process(target=_serve, args=(far, model_path, threads), daemon=True)
+        told = (far, model_path, threads, device, dtype)
+        self._process = context.Process(target=_serve, args=told, daemon=True)
         self._process.start()
         far.close()
         self._end.recv()
@@ -38,12 +42,12 @@ class Peer:
         self._process.join()
 
 
-def _serve(end: Connection, model_path: str, threads: int) -> None:
+def _serve(end: Connection, model_path: str, threads: int, device: str, dtype: str) -> None:
     os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
     import torch
 
     torch.set_num_threads(threads)
-    model = load(model_path)
+    model = load(model_path).to(device, getattr(torch, dtype))
     end.send("ready")
     while (order := end.recv()) is not None:
         batches, new_tokens = order
@@ -55,7 +59,7 @@ def _serve(end: Connection, model_path: str, threads: int) -> None:
 def _generate(model: Any, batch: Batch, new_tokens: int) -> list[list[int]]:
     import torch
 
-    ids = torch.tensor(batch)
+    ids = torch.tensor(batch, device=model.device)
     with torch.inference_mode():
         out = model.generate(
             ids,

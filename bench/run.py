@@ -21,6 +21,7 @@ NAMES = {
     "machine": "the compiled table against the library, one event",
     "mailbox": "tells, asks, links and the device thread",
     "exchange": "two ranks of a host tell each other their wants, against gloo",
+    "device": "greedy answers on an NVIDIA device: recorded steps and drafts on and off",
     "descriptors": "memory of one process in another one by descriptors; with --device cuda of two GPUs",
     "offline": "the engine against transformers on the same weights, token for token",
     "serve": "a server under load: throughput, time to first token and between tokens",
@@ -63,9 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=("static", "cap-accept", "compact"),
         help="offline: of drafts",
     )
-    parser.add_argument(
-        "--device", default="cpu", choices=("cpu", "cuda"), help="step; descriptors; offline, with drafts"
-    )
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"), help="step; descriptors; offline")
     parser.add_argument(
         "--dtype", default="float32", choices=("float32", "bfloat16"), help="offline, with drafts"
     )

@@ -1,0 +1,78 @@
+"""`python -m engine bench device`: greedy answers on a device, recorded steps and drafts on and off.
+
+The same prompts, one engine after the other. With the served kernels (Triton's, bfloat16, FP8 caches) cuts
+follow from a step's size, so sums are taken in another order in a step of another size: texts may part where
+two tokens are nearly tied, and by how much the best one led is told. With `deterministic` on they may not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import anyio
+
+from api.served import load_served
+from bench.drafting import Case, Diverged, Recorder, differences, lead, passed, read
+from bench.drafting_figures import NothingDrafted, Pass, Side
+from engine.config import Settings
+from engine.errors import ConfigError
+from engine.local import engine_of, prepare_environment
+
+PROMPTS = 64
+CONCURRENCY = 8
+NEAR_TIE = 0.15
+"""Nats that roundings to bfloat16 and FP8, in another order of sums, may move the best logit by."""
+
+WAYS: dict[str, dict[str, Any]] = {
+    "eager": {"disable_cuda_graph": True},
+    "graphs": {},
+    "eager, drafts": {"disable_cuda_graph": True, "speculative_algorithm": "DSPARK"},
+    "graphs, drafts": {"speculative_algorithm": "DSPARK", "speculative_verify_mode": "static"},
+}
+
+
+def run(args: argparse.Namespace) -> dict[str, Any]:
+    """Figures of both sorts of kernels. raises Diverged, NothingDrafted; ConfigError without a device."""
+    served = Settings(
+        model_path=args.model_path, device=args.device, dtype="bfloat16", max_running_requests=CONCURRENCY,
+        max_total_tokens=CONCURRENCY * 1024, cuda_graph_max_bs_decode=CONCURRENCY,
+    )  # fmt: skip
+    if args.device != "cuda":
+        raise ConfigError("takes --device cuda")
+    prepare_environment(served)
+    cases = read(load_served(served, 0))[: 8 if args.quick else PROMPTS]
+    exact = replace(served, deterministic=True, dtype="float32")
+    return {
+        "prompts": len(cases), "near_tie": NEAR_TIE,
+        "served": anyio.run(compared, served, cases, NEAR_TIE),
+        "deterministic": anyio.run(compared, exact, cases, 0.0),
+    }  # fmt: skip
+
+
+async def compared(settings: Settings, cases: Sequence[Case], near_tie: float) -> dict[str, Any]:
+    """By way, how many answers are those of the first one, and where the others part. raises Diverged"""
+    told: dict[str, Any] = {}
+    first: Pass | None = None
+    for name, changes in WAYS.items():
+        began = time.perf_counter()
+        one = replace(settings, **changes)
+        async with engine_of(one, load_served(one, 0), parts := Recorder()) as engine:
+            up = time.perf_counter()
+            out = await passed(Side(one, engine, parts.steps), cases, CONCURRENCY)
+            first = first or out
+            leads = [await lead(engine, case) for case in differences(cases, first, out)]
+        if one.speculative_algorithm and not out.drafts[2]:
+            raise NothingDrafted(f"{name}: no draft was accepted")
+        told[name] = {
+            "same": len(cases) - len(leads), "leads": sorted(round(one, 4) for one in leads),
+            "tokens": out.count, "tokens_per_s": round(out.count / out.seconds, 1),
+            "start_s": round(up - began, 1), "drafts": out.drafts.tolist(),
+        }  # fmt: skip
+        print(name, told[name], flush=True)
+        if any(not one <= near_tie for one in leads):
+            raise Diverged(f"{name}: texts part where the best token leads by {max(leads)} nats")
+    return told
