@@ -13,7 +13,7 @@ from engine.model.config import ModelConfig
 from engine.model.draft import BlockChoose, Choose, Drafted, DraftRows, InjectRows, greedy, nothing
 from engine.model.draft_layers import DraftLayers
 from engine.model.draft_layout import draft_geometry
-from engine.model.draft_ring import RING, BlockPlan, DraftState, window_keys
+from engine.model.draft_ring import RING, BlockPlan, BlockShape, DraftState, to_device, window_keys
 from engine.model.draft_weights import DSparkWeights
 from engine.model.markov import Confidence, MarkovHead
 from engine.model.model import DeepseekV4
@@ -74,16 +74,22 @@ class DSparkDrafter:
         """As Drafter.draft."""
         if not rows.slots.size:
             return nothing(self.block, self.config.vocab_size, self.model.device, keep_logits=keep_logits)
-        ids = rows.anchors.new_full((rows.slots.size, self.block), self.noise)
-        ids[:, 0] = rows.anchors
-        ids = ids.flatten()
-        streams = self.layers.forward(state, self.model.streams(ids), ids, self._plan(state, rows))
-        # Position by position from here on: [gamma, B, ...].
-        hidden = self.ops.collapse(streams, self.head, self.config.hc_eps, self.config.rms_norm_eps)
-        hidden = hidden.view(-1, self.block, hidden.shape[-1]).transpose(0, 1).contiguous()
-        return self._choose(hidden, rows.anchors, choose, keep_logits=keep_logits)
+        plan = self.plan(state, rows)
+        hidden = self.passed(state, rows.anchors, to_device(plan.packed(), self.model.device), plan.shape)
+        return self.chosen(hidden, rows.anchors, choose, keep_logits=keep_logits)
 
-    def _plan(self, state: DraftState, rows: DraftRows) -> BlockPlan:
+    def passed(self, state: DraftState, anchors: Tensor, packed: Tensor, shape: BlockShape) -> Tensor:
+        """What the stages make of blocks of the anchors [B] and noise; [B, gamma, H]. No host read.
+
+        packed, shape  of `plan`, on the device
+        """
+        ids = torch.cat([anchors[:, None], anchors.new_full((len(anchors), self.block - 1), self.noise)], 1)
+        ids = ids.flatten()
+        streams = self.layers.forward(state, self.model.streams(ids), ids, packed, shape)
+        hidden = self.ops.collapse(streams, self.head, self.config.hc_eps, self.config.rms_norm_eps)
+        return hidden.view(-1, self.block, hidden.shape[-1])
+
+    def plan(self, state: DraftState, rows: DraftRows) -> BlockPlan:
         """Every row of a block sees the last rows before it and the whole block."""
         first, window = rows.slots * state.stride, self.config.sliding_window
         keys, held = window_keys(first, rows.lengths - window, rows.lengths, rows.valid_from, window)
@@ -93,9 +99,12 @@ class DSparkDrafter:
         seen = np.concatenate([held, np.ones(own.shape, np.bool_)], axis=1)
         return BlockPlan(rows.lengths[:, None] + offsets, own, np.concatenate([keys, own], axis=1), seen)
 
-    def _choose(self, hidden: Tensor, anchors: Tensor, choose: Choose, *, keep_logits: bool) -> Drafted:
-        """From hidden [gamma, B, H]: one token after the other, each biased by the one before it."""
+    @torch.inference_mode()
+    def chosen(self, hidden: Tensor, anchors: Tensor, choose: Choose, *, keep_logits: bool) -> Drafted:
+        """From `passed`'s hidden: one token after the other, each biased by the one before it."""
         count, ops = anchors.shape[0], self.ops
+        # Position by position from here on: [gamma, B, ...].
+        hidden = hidden.transpose(0, 1).contiguous()
         normed = ops.rms_norm(hidden.flatten(0, 1), self.head.norm, self.config.rms_norm_eps)
         logits = ops.project(normed, self.head.head).view(self.block, count, -1)
         hidden = hidden.float()

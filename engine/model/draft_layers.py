@@ -6,7 +6,7 @@ from torch import Tensor
 
 from engine.model.attention import LayerStep
 from engine.model.config import ModelConfig
-from engine.model.draft_ring import BlockPlan, DraftState
+from engine.model.draft_ring import BlockShape, DraftState, unpacked
 from engine.model.model import DeepseekV4, Layer
 from engine.model.parallel import LocalExperts
 from engine.model.rope import plain_frequencies, turns
@@ -29,9 +29,14 @@ class DraftLayers:
         """Rotations [n, 1, rope_dim / 2] at positions [n]."""
         return turns(positions, self.frequencies)
 
-    def forward(self, state: DraftState, streams: Tensor, ids: Tensor, plan: BlockPlan) -> Tensor:
-        """Streams [T, hc, H] through every layer; ids [T] are the rows' tokens. Writes the plan's rows."""
-        rows = plan.rows(self.model.device, single_rows=self.ops.row_tile > 1)
+    def forward(
+        self, state: DraftState, streams: Tensor, ids: Tensor, packed: Tensor, shape: BlockShape
+    ) -> Tensor:
+        """Streams [T, hc, H] through every layer; ids [T] are the rows' tokens. Writes the plan's rows.
+
+        packed, shape  the plan's, on the device
+        """
+        rows = unpacked(packed, shape, single_rows=self.ops.row_tile > 1)
         plain = self.turns(rows.positions)
         back = plain.conj().resolve_conj()
         both = Turns(plain, back, plain, back, None, ())

@@ -8,6 +8,7 @@ A key that isn't visible points at a scratch row of its own request: never at a 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -68,25 +69,48 @@ class BlockPlan:
     keys: Int
     seen: npt.NDArray[np.bool_]
 
-    def rows(self, device: torch.device, *, single_rows: bool) -> StepRows:
-        """On the device, in one transfer. single_rows: every query gathers for itself."""
-        n, width = self.positions.shape
-        keys, seen = self.keys, self.seen
-        if single_rows:
-            keys, seen, width = keys.repeat(width, 0), seen.repeat(width, 0), 1
-        packed = np.concatenate([self.positions.ravel(), self.written.ravel(), keys.ravel(), seen.ravel()])
-        sizes = [self.positions.size, self.written.size, keys.size, seen.size]
-        positions, written, key_rows, visible = torch.split(to_device(packed, device), sizes)
-        blocks, count = keys.shape
-        bias = torch.where(visible.view(blocks, 1, count) != 0, 0.0, -torch.inf)
-        bias = bias.expand(-1, width, -1).contiguous()
-        key_rows = key_rows.view(blocks, count)
-        none, no_bias = key_rows[:, :0], bias[..., :0]
-        block = QueryBlocks(None, width, key_rows, bias, none, no_bias, none, no_bias)
-        total = n * self.positions.shape[1]
-        return StepRows(
-            positions, written, positions, positions, (block,), None, None, (), None, total, total
-        )
+    @property
+    def shape(self) -> BlockShape:
+        """Its sizes."""
+        requests, width = self.positions.shape
+        return BlockShape(requests, width, self.keys.shape[1])
+
+    def packed(self) -> Int:
+        """All columns behind each other, as `unpacked` reads them."""
+        return np.concatenate([part.ravel() for part in (self.positions, self.written, self.keys, self.seen)])
+
+
+class BlockShape(NamedTuple):
+    """Sizes of a BlockPlan: n requests, W rows of each, K keys."""
+
+    requests: int
+    width: int
+    keys: int
+
+    @property
+    def parts(self) -> list[int]:
+        """Numbers of each packed column."""
+        rows, keys = self.requests * self.width, self.requests * self.keys
+        return [rows, rows, keys, keys]
+
+
+def unpacked(packed: Tensor, shape: BlockShape, *, single_rows: bool) -> StepRows:
+    """A packed plan on its device as layers take it. single_rows: every query gathers for itself.
+
+    Nothing is brought from the host, so that it can be captured.
+    """
+    positions, written, keys, visible = torch.split(packed, shape.parts)
+    blocks, width = shape.requests, shape.width
+    keys, visible = keys.view(blocks, -1), visible.view(blocks, -1)
+    if single_rows:
+        keys, visible = keys.repeat_interleave(width, 0), visible.repeat_interleave(width, 0)
+        blocks, width = blocks * width, 1
+    bias = torch.zeros(blocks, width, shape.keys, device=packed.device)
+    bias.masked_fill_((visible == 0).unsqueeze(1), -torch.inf)
+    none, no_bias = keys[:, :0], bias[..., :0]
+    block = QueryBlocks(None, width, keys, bias, none, no_bias, none, no_bias)
+    total = positions.shape[0]
+    return StepRows(positions, written, positions, positions, (block,), None, None, (), None, total, total)
 
 
 def to_device(column: Int, device: torch.device) -> Tensor:

@@ -119,7 +119,9 @@ class ClassicDrafter:
         for k in range(self.block):
             if k:
                 streams = self._enter(streams, tokens)
-            streams = self.layers.forward(state, streams, tokens, self._plan(state, rows, k))
+            plan = self._plan(state, rows, k)
+            packed = to_device(plan.packed(), self.model.device)
+            streams = self.layers.forward(state, streams, tokens, packed, plan.shape)
             head, config = self.weights.head, self.config
             z = self.ops.logits(streams, head, config.hc_eps, config.rms_norm_eps)
             tokens = choose(k, z)

@@ -26,6 +26,7 @@ from engine.model.model import DeepseekV4
 from engine.model.step import Pending, StepOutput, StepRows
 from engine.runner.batch import ForwardBatch
 from engine.runner.columns import Upload
+from engine.runner.draft_graphs import RecordedDrafter
 from engine.runner.forward import wanted_logits
 from engine.runner.graph_rows import GraphKey, GraphPlan, blank, length, pack, unfold, views
 
@@ -180,9 +181,13 @@ class Graphs:
 
     taps     layers whose outputs every step captures
     tokens   ascending sizes that ranks agree on
+    pool     of the device's graphs; None on the CPU
+    draft    recorded passes of a draft, which end with these; None: there are none
     bytes    of the buffers, and on a device of the pool
     took_s   recording took
     """
+
+    draft: RecordedDrafter | None = None
 
     def __init__(
         self,
@@ -194,9 +199,9 @@ class Graphs:
     ) -> None:
         begin, self._state = time.perf_counter(), state
         self.tokens = tuple(sorted({key.tokens for key in keys}))
-        before = _reserved(model.device)
+        before = reserved(model.device)
         self._buffers = Buffers(model, keys, len(taps))
-        pool = torch.cuda.graph_pool_handle() if model.device.type == "cuda" else None
+        self.pool = torch.cuda.graph_pool_handle() if model.device.type == "cuda" else None
         self._recorded: dict[GraphKey, RecordedStep] = {}
         # Largest first: what comes later fits the pool that is there.
         for number, key in enumerate(sorted(keys, reverse=True), 1):
@@ -206,10 +211,10 @@ class Graphs:
                 f"{key.tokens} rows, {key.slots} requests of up to {key.pages * PAGE_TOKENS} tokens)"
             )
             step = RecordedStep(model, state, key, taps, self._buffers)
-            step.record(pool)
+            step.record(self.pool)
             self._recorded[key] = step
         held = sum(part.numel() * part.element_size() for part in self._buffers.parts)
-        self.bytes = max(held, _reserved(model.device) - before)
+        self.bytes = max(held, reserved(model.device) - before)
         self.took_s = time.perf_counter() - begin
 
     def key_for(self, batch: ForwardBatch) -> GraphKey | None:
@@ -227,10 +232,13 @@ class Graphs:
 
     def close(self) -> None:
         """Frees all graphs, before the caches and the process groups that they name (I8)."""
+        if self.draft is not None:
+            self.draft.close()
         for step in self._recorded.values():
             step.free()
         self._recorded.clear()
 
 
-def _reserved(device: torch.device) -> int:
+def reserved(device: torch.device) -> int:
+    """Bytes that the allocator holds; 0 on the CPU."""
     return torch.cuda.memory_reserved(device) if device.type == "cuda" else 0
