@@ -78,7 +78,7 @@ def test_a_state_that_has_moved_is_an_error_until_the_passes_are_closed() -> Non
     case = case_of("native")
     made, _ = recorded(case, (2,))
     wanted = case.run([1, 2])
-    case.state.pool.set_(case.state.pool.clone())
+    case.state.pool.data = case.state.pool.clone()
     with pytest.raises(DeviceFailed, match="memory that has moved"):
         case.run([1, 2])
     made.close()
