@@ -56,7 +56,7 @@ def cache_sizes(
     window_least = running * decode_pages + chunk_pages
     window_most = running * max(decode_pages, min(chunk_pages, pages_for(context)))
     slots = 1 + running + ASIDE
-    budget = int(free_bytes * settings.mem_fraction_static) - slots * unit["slot"]
+    budget = int(free_bytes * settings.cache_share) - slots * unit["slot"]
 
     def window_for(full: int) -> int:
         return max(min(math.ceil(full * settings.swa_full_tokens_ratio), window_most), window_least)

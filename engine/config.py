@@ -62,7 +62,9 @@ class Settings:
     context_length: int = _flag(0, "longest prompt plus output in tokens; 0 takes the model's")
     max_total_tokens: int = _flag(0, "tokens of full cache; 0 sizes it from the free memory")
     mem_fraction_static: float = _flag(
-        0.5, "share of free memory for weights and cache, where sized from memory"
+        0.0,
+        "share of the memory that the cache takes, where sized from memory, of what weights and steps leave; "
+        "0: 0.9 of a device, 0.5 of a host",
     )
     swa_full_tokens_ratio: float = _flag(
         0.5, "window pages for each full page, before the minimum per request"
@@ -174,8 +176,8 @@ class Settings:
             raise ConfigError(f"--dp-exchange native is for two ranks, but --dp-size is {self.dp_size}")
         if self.dp_exchange == "collective" and self.dp_size == 1:
             raise ConfigError("--dp-exchange collective is between ranks, but --dp-size is 1")
-        if not 0.0 < self.mem_fraction_static <= 1.0:
-            raise ConfigError(f"--mem-fraction-static is {self.mem_fraction_static}, but must be in (0, 1]")
+        if not 0.0 <= self.mem_fraction_static <= 1.0:
+            raise ConfigError(f"--mem-fraction-static is {self.mem_fraction_static}, but must be in [0, 1]")
         if not 0 <= self.max_top_logprobs <= MOST_TOPS:
             raise ConfigError(
                 f"--max-top-logprobs is {self.max_top_logprobs}, but must be in [0, {MOST_TOPS}]"
@@ -201,6 +203,11 @@ class Settings:
             raise ConfigError(f"--cuda-graph-max-bs-decode is {most}, but steps on the CPU run eagerly")
         if most and self.disable_cuda_graph:
             raise ConfigError("--cuda-graph-max-bs-decode contradicts --disable-cuda-graph")
+
+    @property
+    def cache_share(self) -> float:
+        """Of the memory that is left, what the cache may take: others are on a host, nobody on a device."""
+        return self.mem_fraction_static or (0.9 if self.device == "cuda" else 0.5)
 
     @property
     def whitespace(self) -> Literal["none", "compact", "flexible"]:

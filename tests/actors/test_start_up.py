@@ -27,6 +27,15 @@ def test_a_cache_from_free_memory_stays_within_its_share(config: ModelConfig) ->
         assert cache_sizes(config, settings, 4, free).bytes <= free // 2
 
 
+def test_the_share_is_that_of_where_the_cache_lies(config: ModelConfig) -> None:
+    assert Settings().cache_share == 0.5
+    assert Settings(device="cuda").cache_share == 0.9
+    assert Settings(device="cuda", mem_fraction_static=0.3).cache_share == 0.3
+    for wrong in (-0.1, 1.1):
+        with pytest.raises(ConfigError, match="must be in"):
+            Settings(mem_fraction_static=wrong)
+
+
 def test_a_cache_never_grows_beyond_what_the_running_requests_can_use(config: ModelConfig) -> None:
     settings = Settings(max_running_requests=2)
     sizes = cache_sizes(config, settings, 4, 1 << 50)
