@@ -10,6 +10,7 @@ from torch import Tensor
 
 from bench.kernel_cases import HIDDEN, Case, activations, distance
 from engine.kernels.triton import experts, oracle, quantise, routing
+from engine.model.expert_layout import laid_experts
 
 INNER, EXPERTS, CHOICES = 2048, 256, 6
 EXPERTS_BF16 = 6e-3
@@ -24,7 +25,7 @@ def fp4_experts() -> experts.Fp4Experts:
     def scales(*shape: int) -> Tensor:
         return torch.randint(114, 122, shape, device="cuda", dtype=torch.uint8)
 
-    return experts.Fp4Experts(
+    return laid_experts(
         codes(EXPERTS, 2 * INNER, HIDDEN // 2), scales(EXPERTS, 2 * INNER, HIDDEN // 32),
         codes(EXPERTS, HIDDEN, INNER // 2), scales(EXPERTS, HIDDEN, INNER // 32),
     )  # fmt: skip
@@ -70,7 +71,7 @@ def expert_parts(
     parts = []
     for x, ids, weights in draws:
         blocks = routing.sort_choices(ids, EXPERTS, cut.rows)
-        near = quantise.round_split(x)
+        near = quantise.quantise_words(x)
         parts.append(
             (near, weights, blocks, experts.gate_up(near, weights, layer, blocks, 10.0, cut.gate_up))
         )
@@ -84,14 +85,14 @@ def expert_parts(
         calls,
         size * 2 / 3,
         2 * operations,
-        "bf16",
+        "fp8",
         "",
         [],
         error,
         EXPERTS_BF16,
     )
     calls = [lambda p=p: experts.down(p[3], layer, p[2], cut.down) for p in parts]
-    yield Case("experts down", shape, rows, calls, size / 3, operations, "bf16", "", [], error, EXPERTS_BF16)
+    yield Case("experts down", shape, rows, calls, size / 3, operations, "fp8", "", [], error, EXPERTS_BF16)
 
 
 def grouped(x: Tensor, ids: Tensor, weights: Tensor, w13: Tensor, w2: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from engine.errors import CheckpointError
 from engine.model.config import ModelConfig
+from engine.model.expert_layout import Laying
 from engine.model.quantised import Fp4Experts, Fp4Weight, Weight, joined
 from engine.model.share import Share
 from engine.model.taker import Taker
@@ -78,24 +79,14 @@ def _routed(config: ModelConfig, taker: Taker, prefix: str, experts: range) -> E
 
 
 def _packed(config: ModelConfig, taker: Taker, prefix: str, experts: range) -> Fp4Experts:
-    hidden, inner, count = config.hidden_size, config.moe_intermediate_size, len(experts)
-
-    def empty(rows: int, columns: int) -> Tensor:
-        return torch.empty(count, rows, columns, device=taker.device, dtype=torch.uint8)
-
-    w13, s13 = empty(2 * inner, hidden // 2), empty(2 * inner, hidden // 32)
-    w2, s2 = empty(hidden, inner // 2), empty(hidden, inner // 32)
-    parts = {
-        "w1": (w13[:, :inner], s13[:, :inner], (inner, hidden)),
-        "w3": (w13[:, inner:], s13[:, inner:], (inner, hidden)),
-        "w2": (w2, s2, (hidden, inner)),
-    }
+    hidden, inner = config.hidden_size, config.moe_intermediate_size
+    layer = Laying(len(experts), hidden, inner, taker.device)
+    shapes = {"w1": (inner, hidden), "w3": (inner, hidden), "w2": (hidden, inner)}
     for place, expert in enumerate(experts):
-        for part, (codes, scales, shape) in parts.items():
+        for part, shape in shapes.items():
             name = f"{prefix}.{expert}.{part}.weight"
             found = taker.stored(name, shape)
             if not isinstance(found, Fp4Weight):
                 raise CheckpointError(f"tensor {name!r} isn't in FP4, but the first expert is")
-            codes[place].copy_(found.codes, non_blocking=True)
-            scales[place].copy_(found.scales, non_blocking=True)
-    return Fp4Experts(w13, s13, w2, s2)
+            layer.put(place, part, found)
+    return layer.done(prefix)

@@ -12,11 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engine.errors import CheckpointError, ShapeMismatch
-from engine.model.quant import FP4_GROUP, FP8_BLOCK, dequantise_fp4_groups, dequantise_fp8_blocks
-
-MAX_SCALE = 160
-"""The largest e8m0 byte of an FP4 weight: 2^33. Decoding in registers holds no larger one."""
+from engine.errors import ShapeMismatch
+from engine.model.quant import FP8_BLOCK, dequantise_fp4_groups, dequantise_fp8_blocks
 
 
 @dataclass(frozen=True)
@@ -85,10 +82,11 @@ class Fp4Weight:
 
 @dataclass(frozen=True)
 class Fp4Experts:
-    """w13 uint8 [E, 2 I, H / 2], gate rows first; w2 uint8 [E, H, I / 2]; e8m0 scales uint8 [..., / 32].
+    """Routed experts as `expert_layout` lays them; H and I are multiples of 128.
 
-    H and I are multiples of 128.
-    raises  ShapeMismatch; CheckpointError for a scale above 2^33, which decoding can't hold
+    w13     uint8 [E, H / 128, 2 I, 64], gate rows first; w2 uint8 [E, I / 128, H, 64]
+    s13     uint8 [E, H / 128, 2 I, 4]; s2 uint8 [E, I / 128, H, 4]
+    raises  ShapeMismatch
     """
 
     w13: Tensor
@@ -97,21 +95,18 @@ class Fp4Experts:
     s2: Tensor
 
     def __post_init__(self) -> None:
-        hidden, inner = self.hidden, self.inner
+        blocks, inner = self.hidden // FP8_BLOCK, self.inner // FP8_BLOCK
         wanted = (
-            (2 * inner, hidden // 2),
-            (2 * inner, hidden // FP4_GROUP),
-            (hidden, inner // 2),
-            (hidden, inner // FP4_GROUP),
+            (blocks, 2 * self.inner, FP8_BLOCK // 2),
+            (blocks, 2 * self.inner, 4),
+            (inner, self.hidden, FP8_BLOCK // 2),
+            (inner, self.hidden, 4),
         )
         parts = (self.w13, self.s13, self.w2, self.s2)
         if any(tuple(p.shape[1:]) != w or not p.is_contiguous() for p, w in zip(parts, wanted, strict=True)):
             raise ShapeMismatch(f"experts are {[tuple(p.shape) for p in parts]}")
-        if hidden % FP8_BLOCK or inner % FP8_BLOCK:
-            raise ShapeMismatch(f"experts of {hidden} x {inner}: not in multiples of {FP8_BLOCK}")
-        largest = max((int(scales.max()) for scales in (self.s13, self.s2) if scales.numel()), default=0)
-        if largest > MAX_SCALE:
-            raise CheckpointError(f"an e8m0 scale of an expert is byte {largest}, above {MAX_SCALE}")
+        if self.hidden % FP8_BLOCK or self.inner % FP8_BLOCK:
+            raise ShapeMismatch(f"experts of {self.hidden} x {self.inner}: not in multiples of {FP8_BLOCK}")
 
     @property
     def count(self) -> int:
@@ -121,12 +116,12 @@ class Fp4Experts:
     @property
     def hidden(self) -> int:
         """Channels in and out."""
-        return self.w2.shape[1]
+        return self.w2.shape[2]
 
     @property
     def inner(self) -> int:
         """Channels between the two products."""
-        return self.w13.shape[1] // 2
+        return self.w13.shape[2] // 2
 
     @property
     def nbytes(self) -> int:

@@ -146,7 +146,7 @@ def test_the_floor_counts_what_a_request_reads() -> None:
     def codes(*shape: int) -> torch.Tensor:
         return torch.zeros(shape, dtype=torch.uint8)
 
-    packed = Fp4Experts(codes(4, 256, 64), codes(4, 256, 4), codes(4, 128, 64), codes(4, 128, 4))
+    packed = Fp4Experts(codes(4, 1, 256, 64), codes(4, 1, 256, 4), codes(4, 1, 128, 64), codes(4, 1, 128, 4))
     moe = MoeWeights(torch.zeros(4, 128), None, torch.zeros(9, 2), packed, weight, weight)
     assert experts_work(moe, Routed(3, 5)) == Work(3 * 3 * 128 * 68 + 8 * 5, 2.0 * 5 * 3 * 128 * 128, 0.0)
     floats = MoeWeights(

@@ -1,9 +1,9 @@
 """Experts in packed FP4: two grouped products over blocks of one expert's rows.
 
-Weights are decoded to bfloat16 in registers, exactly; activations are rounded to FP8 and kept as bfloat16,
-which is exact too, so that products are those of FP8 activations with FP4 weights, summed in float32.
-Weights fill the matrix unit's long side, rows its short one. Source: DeepSeek-V4's experts (clamp before
-silu; the routing weight before the second product, whose input is rounded after it).
+Weights are decoded to e4m3 in registers, exactly, and multiplied with activations in FP8; what 128 channels
+give is summed in float32 with the scales of both. Weights fill the matrix unit's long side, rows its short
+one. Source: DeepSeek-V4's experts (clamp before silu; the routing weight before the second product, whose
+input is rounded after it).
 """
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, misc"
@@ -21,26 +21,29 @@ from engine.errors import ShapeMismatch
 from engine.kernels.triton.combine import combine
 from engine.kernels.triton.formats import (
     AMAX_FLOOR,
-    FP4_GROUP,
     GROUP,
+    INTERPRETED,
     convert,
-    decode_e2m1,
+    decode_words,
     group_exponent,
+    largest_scale,
     power_of_two,
     product,
     sigmoid,
     to_e4m3,
 )
-from engine.kernels.triton.quantise import round_split
+from engine.kernels.triton.quantise import quantise_words
 from engine.kernels.triton.routing import Blocks, sort_choices
 from engine.model.quantised import Fp4Experts
+
+Coded = tuple[Tensor, Tensor]
+"""Rows [T, K] as e4m3 codes, and their scales float32 [T, K / 128]."""
 
 
 @dataclass(frozen=True)
 class Cut:
-    """How one product is cut: channels a step, outputs of a program, warps, stages of the pipeline."""
+    """How one product is cut: outputs of a program, warps, stages of the pipeline."""
 
-    channels: int
     outputs: int
     warps: int
     stages: int
@@ -56,141 +59,137 @@ class ExpertShape:
 
 
 @triton.jit
-def _add(total, code, scale, x0, x1, x2, x3, SCALE_GROUP: tl.constexpr):
-    """total [N, R] and the product of a tile of weights with rows x, whose channels lie in four parts."""
-    v0, v1, v2, v3 = decode_e2m1(code, scale, SCALE_GROUP)
-    total = product(v0, x0, total)
-    total = product(v1, x1, total)
-    total = product(v2, x2, total)
-    return product(v3, x3, total)
+def _add(total, code, scale, word, x0, x1, x_scale):
+    """total [N, R] and the product of 128 channels of weights with rows x, in two parts of 64 channels."""
+    v0, v1 = decode_words(code, scale)
+    if INTERPRETED:
+        x0, x1 = x0.to(tl.float32), x1.to(tl.float32)
+    part = product(v1, x1, product(v0, x0, None))
+    return total + part * (largest_scale(word)[:, None] * x_scale[None, :])
 
 
 @triton.jit
 def _gate_up(
-    x, w, scales, weights, slots, owners, act, hidden, words, groups, inner, limit, CHOICES: tl.constexpr,
-    ROWS: tl.constexpr, OUTPUTS: tl.constexpr, STEP: tl.constexpr, SCALE_GROUP: tl.constexpr,
+    x, x_scales, w, scales, words, weights, slots, owners, act, act_scales, blocks, inner, limit,
+    CHOICES: tl.constexpr, ROWS: tl.constexpr, OUTPUTS: tl.constexpr, STAGES: tl.constexpr,
     FLOOR: tl.constexpr,
 ):  # fmt: skip
-    block = tl.program_id(0)
+    block = tl.program_id(1)
     expert = tl.load(owners + block).to(tl.int64)
     if expert < 0:
         return
     choice = tl.load(slots + block * ROWS + tl.arange(0, ROWS))
     live = choice >= 0
     # A block's first slot is always taken: the empty ones compute the same row again, and store nothing.
-    choice = tl.where(live, choice, tl.load(slots + block * ROWS))
-    row = (choice // CHOICES).to(tl.int64)
-    n = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
-    k = tl.arange(0, STEP // 4)
-    line = expert * 2 * inner + n[:, None]
-    w_at = w + line * words + k[None, :]
-    s_at = scales + line * groups + tl.arange(0, STEP // SCALE_GROUP)[None, :]
-    x_at = x + row[:, None] * hidden + k[None, :]
+    choice = tl.where(live, choice, tl.load(slots + block * ROWS)).to(tl.int64)
+    row = choice // CHOICES * blocks
+    k = tl.arange(0, 64)
+    line = expert * blocks * 2 * inner + tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
+    w_at = w + line[:, None] * 64 + k[None, :]
+    s_at = scales + line[:, None] * 4 + tl.arange(0, 4)[None, :]
+    x_at = x + row[:, None] * 128 + k[None, :]
     gate = tl.zeros((OUTPUTS, ROWS), tl.float32)
     up = tl.zeros((OUTPUTS, ROWS), tl.float32)
-    for step in range(hidden // STEP):
-        at, s_step = step * (STEP // 4), step * (STEP // SCALE_GROUP)
-        x0 = tl.trans(tl.load(x_at + at))
-        x1 = tl.trans(tl.load(x_at + words + at))
-        x2 = tl.trans(tl.load(x_at + 2 * words + at))
-        x3 = tl.trans(tl.load(x_at + 3 * words + at))
-        code, scale = tl.load(w_at + at), tl.load(s_at + s_step)
-        gate = _add(gate, code, scale, x0, x1, x2, x3, SCALE_GROUP)
-        code, scale = tl.load(w_at + inner * words + at), tl.load(s_at + inner * groups + s_step)
-        up = _add(up, code, scale, x0, x1, x2, x3, SCALE_GROUP)
-    gate = tl.minimum(gate * 4294967296.0, limit)
-    up = tl.minimum(tl.maximum(up * 4294967296.0, -limit), limit)
+    for step in tl.range(blocks, num_stages=STAGES):
+        first = step * 2 * inner
+        x_scale = tl.load(x_scales + row + step)
+        gate_word, up_word = tl.load(words + line + first), tl.load(words + line + first + inner)
+        x0, x1 = tl.trans(tl.load(x_at + step * 128)), tl.trans(tl.load(x_at + step * 128 + 64))
+        code, scale = tl.load(w_at + first * 64), tl.load(s_at + first * 4)
+        gate = _add(gate, code, scale, gate_word, x0, x1, x_scale)
+        code, scale = tl.load(w_at + (first + inner) * 64), tl.load(s_at + (first + inner) * 4)
+        up = _add(up, code, scale, up_word, x0, x1, x_scale)
+    gate = tl.minimum(gate * 2.3283064365386963e-10, limit)
+    up = tl.minimum(tl.maximum(up * 2.3283064365386963e-10, -limit), limit)
     weight = tl.load(weights + choice)
     value = gate * sigmoid(gate) * up * weight[None, :]
     # One program holds 128 outputs of its rows: a whole group of the next product's input.
     value = convert(value, tl.bfloat16).to(tl.float32)
-    exponent = group_exponent(tl.maximum(tl.max(tl.abs(value), 0), FLOOR))[None, :]
-    near = to_e4m3(value, exponent).to(tl.float32) * power_of_two(exponent)
-    place = n // 4 + (n % 4) * (inner // 4)
-    at = choice.to(tl.int64)[None, :] * inner + place[:, None]
-    tl.store(act + at, near.to(tl.bfloat16), mask=live[None, :])
+    exponent = group_exponent(tl.maximum(tl.max(tl.abs(value), 0), FLOOR))
+    n = tl.arange(0, OUTPUTS)
+    place = tl.program_id(0) * OUTPUTS + n // 4 % 2 * 64 + n // 8 % 4 * 16 + n // 32 * 4 + n % 4
+    at = choice[None, :] * inner + place[:, None]
+    tl.store(act + at, to_e4m3(value, exponent[None, :]), mask=live[None, :])
+    at = choice * (inner // OUTPUTS) + tl.program_id(0)
+    tl.store(act_scales + at, power_of_two(exponent), mask=live)
 
 
 @triton.jit
 def _down(
-    act, w, scales, slots, owners, out, hidden, inner, words, groups,
-    ROWS: tl.constexpr, OUTPUTS: tl.constexpr, STEP: tl.constexpr, SCALE_GROUP: tl.constexpr,
+    act, act_scales, w, scales, words, slots, owners, out, blocks, hidden,
+    ROWS: tl.constexpr, OUTPUTS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    block = tl.program_id(0)
+    block = tl.program_id(1)
     expert = tl.load(owners + block).to(tl.int64)
     if expert < 0:
         return
     choice = tl.load(slots + block * ROWS + tl.arange(0, ROWS))
     live = choice >= 0
-    row = tl.where(live, choice, tl.load(slots + block * ROWS)).to(tl.int64)
-    n = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
-    k = tl.arange(0, STEP // 4)
-    line = expert * hidden + n[:, None]
-    w_at = w + line * words + k[None, :]
-    s_at = scales + line * groups + tl.arange(0, STEP // SCALE_GROUP)[None, :]
-    x_at = act + row[:, None] * inner + k[None, :]
+    choice = tl.where(live, choice, tl.load(slots + block * ROWS)).to(tl.int64)
+    row = choice * blocks
+    n = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
+    k = tl.arange(0, 64)
+    line = expert * blocks * hidden + n
+    w_at = w + line[:, None] * 64 + k[None, :]
+    s_at = scales + line[:, None] * 4 + tl.arange(0, 4)[None, :]
+    x_at = act + row[:, None] * 128 + k[None, :]
     total = tl.zeros((OUTPUTS, ROWS), tl.float32)
-    for step in range(inner // STEP):
-        at = step * (STEP // 4)
-        x0 = tl.trans(tl.load(x_at + at))
-        x1 = tl.trans(tl.load(x_at + words + at))
-        x2 = tl.trans(tl.load(x_at + 2 * words + at))
-        x3 = tl.trans(tl.load(x_at + 3 * words + at))
-        code, scale = tl.load(w_at + at), tl.load(s_at + step * (STEP // SCALE_GROUP))
-        total = _add(total, code, scale, x0, x1, x2, x3, SCALE_GROUP)
-    value = convert(tl.trans(total * 4294967296.0), tl.bfloat16)
-    tl.store(out + row[:, None] * hidden + n[None, :], value, mask=live[:, None])
+    for step in tl.range(blocks, num_stages=STAGES):
+        first = step * hidden
+        x_scale, word = tl.load(act_scales + row + step), tl.load(words + line + first)
+        x0, x1 = tl.trans(tl.load(x_at + step * 128)), tl.trans(tl.load(x_at + step * 128 + 64))
+        code, scale = tl.load(w_at + first * 64), tl.load(s_at + first * 4)
+        total = _add(total, code, scale, word, x0, x1, x_scale)
+    value = convert(tl.trans(total * 2.3283064365386963e-10), tl.bfloat16)
+    tl.store(out + choice[:, None] * hidden + n[None, :], value, mask=live[:, None])
 
 
 def shape_for(choices: int, experts: Fp4Experts) -> ExpertShape:
-    """A cut for so many choices: short blocks where experts have few rows on average. Measured on an H200."""
+    """A cut for so many choices, by how many rows experts have on average. Measured on an H200."""
     few = choices <= 16 * experts.count
-    warps = 4 if few else 8
-    cuts = [Cut(256 if size % 256 == 0 else GROUP, 128, warps, 3) for size in (experts.hidden, experts.inner)]
-    return ExpertShape(16 if few else 32, *cuts)
+    if few:
+        return ExpertShape(16, Cut(128, 4, 4), Cut(128, 4, 4))
+    return ExpertShape(32, Cut(128, 4, 4), Cut(128, 4, 4))
 
 
-def gate_up(
-    x: Tensor, weights: Tensor, experts: Fp4Experts, blocks: Blocks, limit: float, cut: Cut
-) -> Tensor:
-    """Each choice's weighted activation, rounded to FP8, in the order of `round_split`; bfloat16 [T k, I].
+def gate_up(x: Coded, weights: Tensor, experts: Fp4Experts, blocks: Blocks, limit: float, cut: Cut) -> Coded:
+    """Each choice's weighted activation in FP8, as of `quantise_words`; [T k, I].
 
-    x        bfloat16 [T, H], as `round_split` gives it
+    x        [T, H], as `quantise_words` gives it
     weights  float32 [T, k]
     limit    gates are at most this, ups within it
-    Rows of ids outside 0..E - 1 aren't written.
+    raises   ShapeMismatch. Rows of ids outside 0..E - 1 aren't written.
     """
-    if cut.outputs != GROUP or experts.hidden % cut.channels:
-        raise ShapeMismatch(f"{cut} for {experts.hidden} channels: rounding takes groups of {GROUP}")
-    choices = weights.numel()
-    act = torch.empty(choices, experts.inner, dtype=torch.bfloat16, device=x.device)
+    if cut.outputs != GROUP:
+        raise ShapeMismatch(f"{cut}: rounding takes groups of {GROUP}")
+    (codes, scales), choices, inner = x, weights.numel(), experts.inner
+    act = torch.empty(choices, inner, dtype=torch.float8_e4m3fn, device=codes.device)
+    act_scales = torch.empty(choices, inner // GROUP, dtype=torch.float32, device=codes.device)
     if choices:
-        hidden, inner = experts.hidden, experts.inner
-        _gate_up[(blocks.owners.shape[0], inner // cut.outputs)](
-            x, experts.w13.view(torch.int16), experts.s13, weights, blocks.slots, blocks.owners, act,
-            hidden, hidden // 4, hidden // FP4_GROUP, inner, limit, weights.shape[1],
-            blocks.rows, cut.outputs, cut.channels, FP4_GROUP, AMAX_FLOOR,
-            num_warps=cut.warps, num_stages=cut.stages,
+        _gate_up[(inner // cut.outputs, blocks.owners.shape[0])](
+            codes, scales, experts.w13, experts.s13, experts.s13.view(torch.int32), weights, blocks.slots,
+            blocks.owners, act, act_scales, experts.hidden // GROUP, inner, limit, weights.shape[1],
+            blocks.rows, cut.outputs, cut.stages, AMAX_FLOOR, num_warps=cut.warps,
         )  # fmt: skip
-    return act
+    return act, act_scales
 
 
-def down(act: Tensor, experts: Fp4Experts, blocks: Blocks, cut: Cut, out: Tensor | None = None) -> Tensor:
+def down(act: Coded, experts: Fp4Experts, blocks: Blocks, cut: Cut, out: Tensor | None = None) -> Tensor:
     """What each choice's expert gives; bfloat16 [T k, H]. Rows of ids outside 0..E - 1 aren't written.
 
-    out  where it goes; None: new memory, with anything in such rows
+    out     where it goes; None: new memory, with anything in such rows
+    raises  ShapeMismatch
     """
-    if experts.inner % cut.channels or experts.hidden % cut.outputs:
-        raise ShapeMismatch(f"{cut} for {experts.inner} channels and {experts.hidden} outputs")
+    if experts.hidden % cut.outputs:
+        raise ShapeMismatch(f"{cut} for {experts.hidden} outputs")
+    codes, scales = act
     if out is None:
-        out = torch.empty(act.shape[0], experts.hidden, dtype=torch.bfloat16, device=act.device)
-    if act.shape[0]:
-        hidden, inner = experts.hidden, experts.inner
-        _down[(blocks.owners.shape[0], hidden // cut.outputs)](
-            act, experts.w2.view(torch.int16), experts.s2, blocks.slots, blocks.owners, out,
-            hidden, inner, inner // 4, inner // FP4_GROUP,
-            blocks.rows, cut.outputs, cut.channels, FP4_GROUP,
-            num_warps=cut.warps, num_stages=cut.stages,
+        out = torch.empty(codes.shape[0], experts.hidden, dtype=torch.bfloat16, device=codes.device)
+    if codes.shape[0]:
+        _down[(experts.hidden // cut.outputs, blocks.owners.shape[0])](
+            codes, scales, experts.w2, experts.s2, experts.s2.view(torch.int32), blocks.slots, blocks.owners,
+            out, experts.inner // GROUP, experts.hidden, blocks.rows, cut.outputs, cut.stages,
+            num_warps=cut.warps,
         )  # fmt: skip
     return out
 
@@ -227,5 +226,5 @@ def _rows(
     ids, weights = ids.contiguous(), weights.contiguous()
     shape = shape or shape_for(ids.numel(), experts)
     blocks = sort_choices(ids, experts.count, shape.rows)
-    act = gate_up(round_split(x), weights, experts, blocks, limit, shape.gate_up)
+    act = gate_up(quantise_words(x), weights, experts, blocks, limit, shape.gate_up)
     return down(act, experts, blocks, shape.down, out)

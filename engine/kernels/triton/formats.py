@@ -1,4 +1,4 @@
-"""Number formats inside kernels: e8m0 scales, the scale of a group, packed e2m1 codes.
+"""Number formats inside kernels: e8m0 scales, the scale of a group, words of e2m1 codes.
 
 Source: the Open Compute Project's microscaling formats 1.0, and engine/model/quant.py, which is their oracle.
 """
@@ -12,7 +12,6 @@ import triton.language as tl
 
 GROUP = 128
 """Activations share a scale in groups of so many channels; weights in squares of it."""
-FP4_GROUP = 32
 INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 """The interpreter cuts digits off where the device rounds: here kernels round by hand before they convert."""
 AMAX_FLOOR = 1e-4
@@ -86,64 +85,70 @@ def to_e4m3(x, exponent):
 
 
 _DECODE = tl.constexpr("""{
-.reg .b32 a, b;
-shl.b32 a, $4, 6;
-and.b32 a, a, 0x01C001C0;
-shl.b32 b, $4, 12;
-lop3.b32 a, a, b, 0x80008000, 0xF8;
-mul.rn.bf16x2 $0, a, $5;
-shl.b32 a, $4, 2;
-and.b32 a, a, 0x01C001C0;
-shl.b32 b, $4, 8;
-lop3.b32 a, a, b, 0x80008000, 0xF8;
-mul.rn.bf16x2 $1, a, $5;
-shr.b32 a, $4, 2;
-and.b32 a, a, 0x01C001C0;
-shl.b32 b, $4, 4;
-lop3.b32 a, a, b, 0x80008000, 0xF8;
-mul.rn.bf16x2 $2, a, $5;
-shr.b32 a, $4, 6;
-and.b32 a, a, 0x01C001C0;
-lop3.b32 a, a, $4, 0x80008000, 0xF8;
-mul.rn.bf16x2 $3, a, $5;
+.reg .b32 m, s;
+and.b32 m, $2, 0x77777777;
+prmt.b32 $0, $3, $7, m;
+shr.u32 m, m, 16;
+prmt.b32 $1, $3, $7, m;
+lop3.b32 $0, $2, 0x80808080, $0, 0xEA;
+shl.b32 s, $2, 4;
+lop3.b32 $1, s, 0x80808080, $1, 0xEA;
 }""")
-"""Two words of four codes at a time: each code's magnitude to bits 6 to 8, its sign to bit 15."""
+"""A word of eight codes: each magnitude looks a byte up among the eight of $3 and $7, then come the signs."""
 
 
 @triton.jit
-def _times(bits, factor):
-    """As bfloat16 bits times factor, by way of float32; the interpreter would multiply the bits."""
-    wide = (bits.to(tl.int32) << 16).to(tl.float32, bitcast=True)
-    return (wide * factor.to(tl.float32)).to(tl.bfloat16)
+def _decode_interpreted(code, scale):
+    """As decode_words, in float32: the interpreter has no inline assembly."""
+    n: tl.constexpr = code.shape[0]
+    place = tl.arange(0, 4)
+    words = tl.reshape(code.to(tl.int32), (n, 16, 4))
+    word = tl.sum(words << (8 * place)[None, None, :], 2)[:, :, None]
+    # As float32 bits a magnitude at bit 22 is its value times 2^-126, the subnormal one included.
+    low = ((word >> (4 * place)[None, None, :]) & 7) << 22
+    high = ((word >> (4 * place + 16)[None, None, :]) & 7) << 22
+    low |= ((word >> (8 * place + 7)[None, None, :]) & 1) << 31
+    high |= ((word >> (8 * place + 3)[None, None, :]) & 1) << 31
+    factor = power_of_two((scale & 15).to(tl.int32) - 5)
+    factor = tl.reshape(tl.broadcast_to(factor[:, None, :, None], (n, 4, 4, 4)), (n, 64))
+    v0 = tl.reshape(low, (n, 64)).to(tl.float32, bitcast=True) * 8.507059173023462e37
+    v1 = tl.reshape(high, (n, 64)).to(tl.float32, bitcast=True) * 8.507059173023462e37
+    return v0 * factor, v1 * factor
 
 
 @triton.jit
-def decode_e2m1(code, scale, SCALE_GROUP: tl.constexpr):
-    """Four bfloat16 [N, C]: columns 4j, 4j + 1, 4j + 2 and 4j + 3, times their scale and 2^-32.
+def decode_words(code, scale):
+    """Two e4m3 [N, 64] of words of eight codes: each word's first four channels, and its last four.
 
-    code   int16 [N, C]: e2m1 codes of four columns, the first in the lowest bits
-    scale  uint8 [N, 4 C / SCALE_GROUP]: e8m0, at most 160
+    code   uint8 [N, 64], scale uint8 [N, 4], as `expert_layout` lays them: values are multiplied by 2^6 over
+           the largest of the four scales
     """
     n: tl.constexpr = code.shape[0]
-    groups: tl.constexpr = scale.shape[1]
-    size: tl.constexpr = SCALE_GROUP // 4
-    # As bfloat16 bits an e2m1 code is its value times 2^-126, the subnormal one included. What is left of
-    # 2^(scale - 127 + 126), after 32 of it, stays in the normal range.
-    factor = ((scale.to(tl.int16) + 94) << 7).to(tl.bfloat16, bitcast=True)
-    factor = tl.reshape(tl.broadcast_to(factor[:, :, None], (n, groups, size)), (n, groups * size))
     if INTERPRETED:
-        bits = code.to(tl.int32)
-        v0 = _times(((bits & 7) << 6) | ((bits & 8) << 12), factor)
-        v1 = _times(((bits >> 4 & 7) << 6) | ((bits >> 4 & 8) << 12), factor)
-        v2 = _times(((bits >> 8 & 7) << 6) | ((bits >> 8 & 8) << 12), factor)
-        v3 = _times(((bits >> 12 & 7) << 6) | ((bits >> 12 & 8) << 12), factor)
+        v0, v1 = _decode_interpreted(code, scale)
     else:
-        v0, v1, v2, v3 = tl.inline_asm_elementwise(
+        # The table is 0, 0.5, 1, 1.5, 2, 3, 4, 6 times 2^-5 as e4m3; eight more in a byte are a power of two.
+        power = (scale & 15).to(tl.int32)
+        low = power * 0x08080800 + 0x14100800
+        high = power * 0x08080808 + 0x24201C18
+        low = tl.reshape(tl.broadcast_to(low[:, None, :, None], (n, 4, 4, 4)), (n, 64))
+        high = tl.reshape(tl.broadcast_to(high[:, None, :, None], (n, 4, 4, 4)), (n, 64))
+        v0, v1 = tl.inline_asm_elementwise(
             _DECODE,
-            "=r,=r,=r,=r,r,r",
-            [code, factor],
-            dtype=(tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16),
+            "=&r,=&r,r,r,r,r,r,r,r,r,r",
+            [code, low, high],
+            dtype=(tl.float8e4nv, tl.float8e4nv),
             is_pure=True,
-            pack=2,
+            pack=4,
         )
-    return v0, v1, v2, v3
+    return v0, v1
+
+
+@triton.jit
+def largest_scale(word):
+    """2^26 times the largest of four scales of `expert_layout`, 2^32 times what decode_words leaves out.
+
+    word  int32: the four bytes of a row's block
+    """
+    # The low half goes from bit 4 to bit 23, the high one from bit 12 to bit 27.
+    return (((word & 0xF0) << 19) + ((word & 0xF000) << 15)).to(tl.float32, bitcast=True)

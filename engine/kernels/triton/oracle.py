@@ -7,10 +7,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from engine.kernels.triton.formats import AMAX_FLOOR, GROUP
+from engine.model.expert_layout import stored_matrix
 from engine.model.quant import (
     FP8_MAX,
     ceil_log2,
-    dequantise_fp4_groups,
     dequantise_fp8_blocks,
     power_of_two,
 )
@@ -71,8 +71,8 @@ def run_choices(x: Tensor, ids: Tensor, weights: Tensor, experts: Fp4Experts, li
         row, choice = (ids == expert).nonzero(as_tuple=True)
         if not len(row):
             continue
-        w13 = dequantise_fp4_groups(experts.w13[expert].view(torch.int8), experts.s13[expert], torch.float32)
-        w2 = dequantise_fp4_groups(experts.w2[expert].view(torch.int8), experts.s2[expert], torch.float32)
+        w13 = stored_matrix(experts.w13[expert], experts.s13[expert]).values(torch.float32)
+        w2 = stored_matrix(experts.w2[expert], experts.s2[expert]).values(torch.float32)
         gate, up = (near[row] @ w13.t()).chunk(2, dim=1)
         act = F.silu(gate.clamp(max=limit)) * up.clamp(-limit, limit) * weights[row, choice].unsqueeze(1)
         out[row, choice] = (rounded(act.bfloat16()) @ w2.t()).bfloat16().float()

@@ -24,6 +24,7 @@ from engine.kernels.triton.formats import (
 )
 
 ROW_GROUPS = 8
+WORD_GROUPS = 8
 
 
 @triton.jit
@@ -42,16 +43,18 @@ def _quantise(
 
 
 @triton.jit
-def _round(x, out, columns, x_stride, FLOOR: tl.constexpr, GROUPS: tl.constexpr, SIZE: tl.constexpr):
-    row = tl.program_id(0).to(tl.int64)
-    group = tl.program_id(1) * GROUPS + tl.arange(0, GROUPS)
-    channel = group[:, None] * SIZE + tl.arange(0, SIZE)[None, :]
-    held = channel < columns
-    value = tl.load(x + row * x_stride + channel, mask=held, other=0.0).to(tl.float32)
-    exponent = group_exponent(tl.maximum(tl.max(tl.abs(value), 1), FLOOR))[:, None]
-    near = to_e4m3(value, exponent).to(tl.float32) * power_of_two(exponent)
-    place = channel // 4 + (channel % 4) * (columns // 4)
-    tl.store(out + row * columns + place, near.to(tl.bfloat16), mask=held)
+def _quantise_words(x, codes, scales, groups, x_stride, total, FLOOR: tl.constexpr, GROUPS: tl.constexpr):
+    flat = tl.program_id(0).to(tl.int64) * GROUPS + tl.arange(0, GROUPS)
+    held = flat < total
+    channel = tl.arange(0, 128)[None, :]
+    at = (flat // groups) * x_stride + flat % groups * 128
+    value = tl.load(x + at[:, None] + channel, mask=held[:, None], other=0.0).to(tl.float32)
+    exponent = group_exponent(tl.maximum(tl.max(tl.abs(value), 1), FLOOR))
+    code = to_e4m3(value, exponent[:, None]).to(tl.uint8, bitcast=True)
+    # Channel 32 q + 8 t + 4 h + i goes to 64 h + 16 t + 4 q + i.
+    code = tl.reshape(tl.permute(tl.reshape(code, (GROUPS, 4, 4, 2, 4)), (0, 3, 2, 1, 4)), (GROUPS, 128))
+    tl.store(codes + flat[:, None] * 128 + channel, code, mask=held[:, None])
+    tl.store(scales + flat, power_of_two(exponent), mask=held)
 
 
 @triton.jit
@@ -107,20 +110,22 @@ def quantise(x: Tensor) -> tuple[Tensor, Tensor]:
     return codes, scales
 
 
-def round_split(x: Tensor) -> Tensor:
-    """Activations as FP8 sees them, again bfloat16 (exact), every fourth channel first.
+def quantise_words(x: Tensor) -> tuple[Tensor, Tensor]:
+    """As quantise, each group's codes in the order of products with experts in FP4: first of every eight
+    channels four, then four, of word after word of `expert_layout`.
 
-    x        [T, K] bfloat16 or float32, K a multiple of 128, last dimension contiguous
-    returns  bfloat16 [T, K]: the rounded channels 0, 4, 8, ..., then 1, 5, ... and so on: packed FP4 weights
-             are decoded in words of four
-    raises   ShapeMismatch
+    raises  ShapeMismatch
     """
     rows, columns = _checked(x)
-    out = torch.empty(rows, columns, dtype=torch.bfloat16, device=x.device)
+    codes = torch.empty(rows, columns, dtype=torch.float8_e4m3fn, device=x.device)
+    scales = torch.empty(rows, columns // GROUP, dtype=torch.float32, device=x.device)
+    total = scales.numel()
     if rows:
-        grid = (rows, triton.cdiv(columns // GROUP, ROW_GROUPS))
-        _round[grid](x, out, columns, x.stride(0), AMAX_FLOOR, ROW_GROUPS, GROUP)
-    return out
+        _quantise_words[(triton.cdiv(total, WORD_GROUPS),)](
+            x, codes.view(torch.uint8), scales, columns // GROUP, x.stride(0), total, AMAX_FLOOR, WORD_GROUPS,
+            num_warps=1,
+        )  # fmt: skip
+    return codes, scales
 
 
 def _checked(x: Tensor) -> tuple[int, int]:

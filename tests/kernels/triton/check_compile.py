@@ -19,11 +19,16 @@ POINTERS = {
     "table": "*i64", "logits": "*fp32", "bias": "*fp32", "fn": "*fp32", "mixed": "*fp32", "squares": "*fp32",
     "scale": "*fp32", "base": "*fp32", "pre": "*fp32", "post": "*fp32", "comb": "*fp32", "norm": "*fp32",
 }  # fmt: skip
+EXPERTS = {
+    "x": "*fp8e4nv", "act": "*fp8e4nv", "act_scales": "*fp32", "w": "*u8", "words": "*i32",
+}  # fmt: skip
 FLOATS = {"eps", "hc_eps", "limit", "scaling"}
 CASES: dict[str, tuple[Any, dict[str, str], dict[str, Any]]] = {
     "quantise": (quantise._quantise, {"scales": "*fp32"}, {"FLOOR": 1e-4, "GROUPS": 8, "SIZE": 128}),
     "swiglu": (quantise._swiglu, {"scales": "*fp32"}, {"FLOOR": 1e-4, "GROUPS": 8, "SIZE": 128}),
-    "round": (quantise._round, {}, {"FLOOR": 1e-4, "GROUPS": 8, "SIZE": 128}),
+    "quantise_words": (
+        quantise._quantise_words, {"codes": "*u8", "scales": "*fp32"}, {"FLOOR": 1e-4, "GROUPS": 8},
+    ),
     "linear few": (
         linear._linear, {"x": "*fp8e4nv", "w": "*fp8e4nv", "out": "*fp32"},
         {"ROWS": 16, "OUTPUTS": 64, "SPLIT": 4, "SWAP": True, "CODED": True, "SIZE": 128},
@@ -48,10 +53,9 @@ CASES: dict[str, tuple[Any, dict[str, str], dict[str, Any]]] = {
     "count": (routing._count, {}, {"CHUNK": 512}),
     "sort": (routing._sort, {}, {"ROWS": 16, "WIDE": 256, "CHUNK": 512}),
     "gate_up": (
-        experts._gate_up, {"w": "*i16"},
-        {"CHOICES": 6, "ROWS": 16, "OUTPUTS": 128, "STEP": 128, "SCALE_GROUP": 32, "FLOOR": 1e-4},
+        experts._gate_up, EXPERTS, {"CHOICES": 6, "ROWS": 16, "OUTPUTS": 128, "STAGES": 4, "FLOOR": 1e-4},
     ),
-    "down": (experts._down, {"w": "*i16"}, {"ROWS": 16, "OUTPUTS": 128, "STEP": 128, "SCALE_GROUP": 32}),
+    "down": (experts._down, EXPERTS, {"ROWS": 16, "OUTPUTS": 128, "STAGES": 4}),
     "combine": (combine._combine, {}, {"CHOICES": 6, "WIDE": 1024, "EXTRA": True}),
     "join": (combine._join, {}, {"PARTS": 2, "CHOICES": 6, "WIDE": 1024}),
     "pack": (pack._pack, {"out": "*u8"}, {"CHOICES": 6, "PADDED": 8, "WIDE": 4096}),

@@ -34,10 +34,14 @@ def test_quantise_at_the_edges_of_scales() -> None:
     assert torch.equal(codes.float(), wanted.float())
 
 
-def test_round_split() -> None:
-    x = values(3, 3, 384)
-    near = oracle.rounded(x)
-    assert torch.equal(quantise.round_split(x).float(), torch.cat([near[:, i::4] for i in range(4)], 1))
+def test_quantise_words() -> None:
+    """Groups of 128 as four of 32 of four words of two halves: halves first, then words, then the 32s."""
+    for x in (values(3, 3, 384), values(3, 3, 640)[:, :512]):
+        codes, scales = quantise.quantise_words(x)
+        wanted, wanted_scales = oracle.quantise(x)
+        assert torch.equal(scales, wanted_scales)
+        natural = codes.float().reshape(3, -1, 2, 4, 4, 4).permute(0, 1, 4, 3, 2, 5)
+        assert torch.equal(natural.flatten(1), wanted.float())
 
 
 def test_quantise_refuses_ragged_groups() -> None:

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from engine.errors import CheckpointError, ShapeMismatch
 from engine.kernels.triton import experts, oracle, routing
+from engine.model.expert_layout import laid_experts, stored_matrix
 from tests.kernels.triton.cases import DEVICE, distance, fp4_weight, seeded, values
 
 BF16 = 6e-3
@@ -64,7 +65,7 @@ def test_sort(tokens: int, of: int, rows: int) -> None:
 
 
 def small_experts(of: int, hidden: int, inner: int) -> experts.Fp4Experts:
-    return experts.Fp4Experts(*fp4_weight(1, of, 2 * inner, hidden), *fp4_weight(2, of, hidden, inner))
+    return laid_experts(*fp4_weight(1, of, 2 * inner, hidden), *fp4_weight(2, of, hidden, inner))
 
 
 def choices(seed: int, rows: int, count: int, of: int) -> tuple[Tensor, Tensor]:
@@ -105,7 +106,7 @@ def test_padding_adds_nothing_and_a_row_does_not_depend_on_others() -> None:
 def test_extreme_scales(byte: int) -> None:
     codes, scales = fp4_weight(1, 1, 256, 128)
     scales[:] = byte
-    weight = experts.Fp4Experts(codes, scales, *fp4_weight(2, 1, 128, 128))
+    weight = laid_experts(codes, scales, *fp4_weight(2, 1, 128, 128))
     x, ids = values(3, 1, 128), torch.zeros(1, 1, dtype=torch.int64, device=DEVICE)
     one = torch.ones(1, 1, device=DEVICE)
     assert (
@@ -116,24 +117,50 @@ def test_extreme_scales(byte: int) -> None:
     )
 
 
-def test_scales_beyond_decoding_are_refused() -> None:
+@pytest.mark.parametrize(("place", "byte", "told"), [(1, 161, "161"), (1, 133, "2\\^12"), (1, 255, "255")])
+def test_scales_that_products_cannot_hold_are_refused(place: int, byte: int, told: str) -> None:
     codes, scales = fp4_weight(1, 1, 256, 128)
-    scales[0, 7, 1] = 161
-    with pytest.raises(CheckpointError, match="161"):
-        experts.Fp4Experts(codes, scales, *fp4_weight(2, 1, 128, 128))
+    scales[0, 7] = 121
+    scales[0, 7, place] = byte
+    with pytest.raises(CheckpointError, match=told):
+        laid_experts(codes, scales, *fp4_weight(2, 1, 128, 128))
+
+
+def test_groups_of_zeros_may_have_any_scale() -> None:
+    codes, scales = fp4_weight(1, 1, 256, 128)
+    scales[0, 7, 1], codes[0, 7, 16:32] = 0, 0x80
+    scales[0, 8], codes[0, 8] = 3, 0
+    weight = laid_experts(codes, scales, *fp4_weight(2, 1, 128, 128))
+    x, ids = values(3, 4, 128), torch.zeros(4, 1, dtype=torch.int64, device=DEVICE)
+    one = torch.ones(4, 1, device=DEVICE)
+    out = experts.run_experts(x, ids, one, weight, 10.0)
+    assert distance(out, oracle.run_experts(x, ids, one, weight, 10.0)) < BF16
+
+
+def test_scales_far_apart_are_exact() -> None:
+    codes, scales = fp4_weight(1, 1, 256, 256)
+    scales[..., ::2] -= 4
+    weight = laid_experts(codes, scales, *fp4_weight(2, 1, 256, 128))
+    back = stored_matrix(weight.w13[0], weight.s13[0])
+    assert torch.equal(back.codes, codes[0])
+    assert torch.equal(back.scales, scales[0])
+    x, ids = values(3, 20, 256), torch.zeros(20, 1, dtype=torch.int64, device=DEVICE)
+    one = torch.ones(20, 1, device=DEVICE)
+    out = experts.run_experts(x, ids, one, weight, 10.0)
+    assert distance(out, oracle.run_experts(x, ids, one, weight, 10.0)) < BF16
 
 
 def test_steps_must_fit() -> None:
     weight = small_experts(2, 128, 128)
     x, (ids, weights) = values(1, 1, 128), choices(4, 1, 2, 2)
-    fits, wide = experts.Cut(128, 128, 4, 3), experts.Cut(256, 128, 4, 3)
-    for shape in (experts.ExpertShape(16, wide, fits), experts.ExpertShape(16, fits, wide)):
-        with pytest.raises(ShapeMismatch, match="256"):
+    fits, narrow, wide = (experts.Cut(outputs, 4, 3) for outputs in (128, 64, 256))
+    for shape in (experts.ExpertShape(16, narrow, fits), experts.ExpertShape(16, fits, wide)):
+        with pytest.raises(ShapeMismatch, match=r"64|256"):
             experts.run_experts(x, ids, weights, weight, 10.0, shape=shape)
 
 
 def test_shapes_are_checked() -> None:
     with pytest.raises(ShapeMismatch):
-        experts.Fp4Experts(*fp4_weight(1, 2, 256, 128), *fp4_weight(2, 2, 128, 256))
+        laid_experts(*fp4_weight(1, 2, 256, 128), *fp4_weight(2, 2, 128, 256))
     with pytest.raises(ShapeMismatch):
         routing.route(torch.zeros(1, 4), torch.zeros(1), None, None, 2, 1.0)
