@@ -33,6 +33,18 @@ def _combine(
 
 
 @triton.jit
+def _clear(parts, ids, experts, hidden, CHOICES: tl.constexpr, PADDED: tl.constexpr, WIDE: tl.constexpr):
+    choice = tl.arange(0, PADDED)
+    at = tl.program_id(0).to(tl.int64) * CHOICES + choice
+    expert = tl.load(ids + at, mask=choice < CHOICES, other=0)
+    outside = (choice < CHOICES) & ((expert < 0) | (expert >= experts))
+    channel = tl.program_id(1) * WIDE + tl.arange(0, WIDE)
+    zeros = tl.zeros((PADDED, WIDE), parts.dtype.element_ty)
+    held = outside[:, None] & (channel < hidden)[None, :]
+    tl.store(parts + at[:, None] * hidden + channel[None, :], zeros, mask=held)
+
+
+@triton.jit
 def _join(
     parts, extra, out, rows, count, hidden, PARTS: tl.constexpr, CHOICES: tl.constexpr, WIDE: tl.constexpr
 ):  # fmt: skip
@@ -64,6 +76,19 @@ def join(parts: Tensor, extra: Tensor) -> Tensor:
         grid = (len(extra), triton.cdiv(hidden, wide))
         _join[grid](parts, extra, out, rows, len(extra), hidden, count, choices, wide)
     return out
+
+
+def clear_outside(parts: Tensor, ids: Tensor, experts: int) -> None:
+    """Zeros where rows of ids outside 0..experts - 1 go; other rows stay as they are.
+
+    parts  bfloat16 [T k, H], contiguous
+    ids    [T, k], contiguous
+    """
+    (rows, choices), hidden = ids.shape, parts.shape[1]
+    if rows:
+        wide = min(1024, triton.next_power_of_2(hidden))
+        grid = (rows, triton.cdiv(hidden, wide))
+        _clear[grid](parts, ids, experts, hidden, choices, triton.next_power_of_2(choices), wide)
 
 
 def combine(

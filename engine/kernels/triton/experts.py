@@ -18,7 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from engine.errors import ShapeMismatch
-from engine.kernels.triton.combine import combine
+from engine.kernels.triton.combine import clear_outside, combine
 from engine.kernels.triton.formats import (
     AMAX_FLOOR,
     GROUP,
@@ -213,7 +213,8 @@ def choice_rows(x: Tensor, ids: Tensor, weights: Tensor, experts: Fp4Experts, li
 
     Arguments and errors as of `run_experts`.
     """
-    out = torch.zeros(ids.numel(), experts.hidden, dtype=torch.bfloat16, device=x.device)
+    out = torch.empty(ids.numel(), experts.hidden, dtype=torch.bfloat16, device=x.device)
+    clear_outside(out, ids.contiguous(), experts.count)
     return _rows(x, ids, weights, experts, limit, None, out).view(*ids.shape, experts.hidden)
 
 

@@ -57,6 +57,7 @@ CASES: dict[str, tuple[Any, dict[str, str], dict[str, Any]]] = {
     ),
     "down": (experts._down, EXPERTS, {"ROWS": 16, "OUTPUTS": 128, "STAGES": 4}),
     "combine": (combine._combine, {}, {"CHOICES": 6, "WIDE": 1024, "EXTRA": True}),
+    "clear": (combine._clear, {}, {"CHOICES": 6, "PADDED": 8, "WIDE": 1024}),
     "join": (combine._join, {}, {"PARTS": 2, "CHOICES": 6, "WIDE": 1024}),
     "pack": (pack._pack, {"out": "*u8"}, {"CHOICES": 6, "PADDED": 8, "WIDE": 4096}),
     "unpack": (pack._unpack, {"packed": "*u8"}, {"CHOICES": 6, "PADDED": 8, "WIDE": 4096}),

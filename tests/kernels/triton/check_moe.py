@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from engine.errors import CheckpointError, ShapeMismatch
-from engine.kernels.triton import experts, oracle, routing
+from engine.kernels.triton import combine, experts, oracle, routing
 from engine.model.expert_layout import laid_experts, stored_matrix
 from tests.kernels.triton.cases import DEVICE, distance, fp4_weight, seeded, values
 
@@ -83,6 +83,18 @@ def test_experts(rows: int, count: int, of: int) -> None:
         out = experts.run_experts(x, ids, weights, weight, 10.0, own)
         assert out.dtype == torch.bfloat16
         assert distance(out, oracle.run_experts(x, ids, weights, weight, 10.0, own)) < BF16
+
+
+def test_rows_of_choices_are_zero_where_another_rank_has_the_expert() -> None:
+    weight = small_experts(3, 128, 256)
+    x, (ids, weights) = values(1, 5, 128), choices(4, 5, 6, 3)
+    out = torch.full((5 * 6, 128), float("nan"), device=DEVICE, dtype=torch.bfloat16)
+    combine.clear_outside(out, ids, 3)
+    outside = ((ids < 0) | (ids > 2)).flatten()
+    assert not out[outside].any()
+    assert out[~outside].isnan().all()
+    rows = experts.choice_rows(x, ids, weights, weight, 10.0)
+    assert distance(rows, oracle.run_choices(x, ids, weights, weight, 10.0)) < BF16
 
 
 def test_clamp_decides_where_activations_are_large() -> None:
