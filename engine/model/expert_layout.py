@@ -8,8 +8,9 @@ the first four channels are bits 7, 15, 23 and 31, of the last four bits 3, 11, 
 two byte look-ups.
 
 e4m3 holds e2m1 values times 2^-5 to 2^6: a row's four scales of a block are told by their distance from the
-largest of them. Byte q holds in its low half 11 less the distance of scale q; the high halves of bytes 0 and
-1 are the low and high half of the largest scale's byte plus 26. Groups of zeros have any scale.
+row's largest one, or where that is too far, from the largest of the four. Byte q holds in its low half 11 less
+the distance of scale q; the high halves of bytes 0 and 1 are the low and high half of that largest scale's
+byte plus 26. Groups of zeros have any scale. Experts are even where all blocks of each row go by the same.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ class Laying:
         self._inner = inner
         self._apart = torch.zeros((), dtype=torch.int32, device=device)
         self._largest = torch.zeros((), dtype=torch.uint8, device=device)
+        self._uneven = torch.zeros((), dtype=torch.bool, device=device)
 
     def put(self, place: int, part: str, weight: Fp4Weight) -> None:
         """Matrix "w1", "w2" or "w3" of expert `place`, to be on this device or moved there."""
@@ -54,10 +56,11 @@ class Laying:
             weight.codes.to(device, non_blocking=True), weight.scales.to(device, non_blocking=True)
         )
         used = (weight.codes & 0x77 != 0).view(*weight.scales.shape, 16).any(2)
-        own, apart = lay_scales(weight.scales, used)
+        own, apart, uneven = lay_scales(weight.scales, used)
         codes.copy_(lay_codes(weight.codes))
         scales.copy_(own)
         torch.maximum(self._apart, apart, out=self._apart)
+        self._uneven |= uneven
         torch.maximum(self._largest, weight.scales.max(), out=self._largest)
 
     def done(self, name: str) -> Fp4Experts:
@@ -70,7 +73,7 @@ class Laying:
                 f"scales of {name} lie 2^{apart} apart within {BLOCK} channels of a row; "
                 f"FP8 products of FP4 weights hold at most 2^{SPAN}"
             )
-        return Fp4Experts(self._w13, self._s13, self._w2, self._s2)
+        return Fp4Experts(self._w13, self._s13, self._w2, self._s2, not self._uneven)
 
 
 def laid_experts(w13: Tensor, s13: Tensor, w2: Tensor, s2: Tensor) -> Fp4Experts:
@@ -114,20 +117,24 @@ def lay_codes(codes: Tensor) -> Tensor:
     return words.view(torch.uint8).view(half // 64, rows, 64)
 
 
-def lay_scales(scales: Tensor, used: Tensor) -> tuple[Tensor, Tensor]:
-    """uint8 [K / 128, N, 4] of e8m0 scales [N, K / 32]; and how far apart those of a block lie, int32 [].
+def lay_scales(scales: Tensor, used: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """uint8 [K / 128, N, 4] of e8m0 scales [N, K / 32]; how far apart those of a block lie, int32 []; and
+    whether blocks of a row go by different ones, bool [].
 
     used  bool [N, K / 32]: groups whose codes aren't all zero
     """
     rows, groups = scales.shape
     blocks, held = (part.reshape(rows, groups // 4, 4) for part in (scales.to(torch.int32), used))
     largest = torch.where(held, blocks, 0).amax(2, keepdim=True)
-    away = torch.where(held, largest - blocks, 0)
-    told = SPAN - away.clamp_max(SPAN)
+    of_row = largest.amax(1, keepdim=True)
+    even = torch.where(held, of_row - blocks, 0).amax((1, 2), keepdim=True) <= SPAN
+    apart = torch.where(held, largest - blocks, 0).max()
+    largest = torch.where(even, of_row, largest)
+    told = SPAN - torch.where(held, largest - blocks, 0).clamp_max(SPAN)
     biased = largest.squeeze(2) + SCALE_BIAS
     told[..., 0] += (biased & 15) << 4
     told[..., 1] += biased & 0xF0
-    return told.to(torch.uint8).transpose(0, 1), away.max()
+    return told.to(torch.uint8).transpose(0, 1), apart, ~even.all()
 
 
 def _signs_there(words: Tensor) -> Tensor:

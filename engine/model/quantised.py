@@ -86,6 +86,7 @@ class Fp4Experts:
 
     w13     uint8 [E, H / 128, 2 I, 64], gate rows first; w2 uint8 [E, I / 128, H, 64]
     s13     uint8 [E, H / 128, 2 I, 4]; s2 uint8 [E, I / 128, H, 4]
+    even    all blocks of each row go by the same scale
     raises  ShapeMismatch
     """
 
@@ -93,6 +94,7 @@ class Fp4Experts:
     s13: Tensor
     w2: Tensor
     s2: Tensor
+    even: bool = False
 
     def __post_init__(self) -> None:
         blocks, inner = self.hidden // FP8_BLOCK, self.inner // FP8_BLOCK

@@ -59,20 +59,35 @@ class ExpertShape:
 
 
 @triton.jit
-def _add(total, code, scale, word, x0, x1, x_scale):
-    """total [N, R] and the product of 128 channels of weights with rows x, in two parts of 64 channels."""
+def _add(total, code, scale, words, x0, x1, x_scale, EVEN: tl.constexpr):
+    """total [N, R] and the product of 128 channels of weights with rows x, in two parts of 64 channels.
+
+    words  where the weights' scales lie as int32 [N]; not read where they are EVEN: `_scaled` does it
+    """
     v0, v1 = decode_words(code, scale)
     if INTERPRETED:
         x0, x1 = x0.to(tl.float32), x1.to(tl.float32)
     part = product(v1, x1, product(v0, x0, None))
-    return total + part * (largest_scale(word)[:, None] * x_scale[None, :])
+    factor = x_scale[None, :]
+    if not EVEN:
+        factor = factor * largest_scale(tl.load(words))[:, None]
+    return total + part * factor
+
+
+@triton.jit
+def _scaled(total, words, EVEN: tl.constexpr):
+    """What `_add` gave, over 2^32 and times the scales of the rows of weights, if that is still to do."""
+    factor = 2.3283064365386963e-10
+    if EVEN:
+        factor = factor * largest_scale(tl.load(words))[:, None]
+    return total * factor
 
 
 @triton.jit
 def _gate_up(
     x, x_scales, w, scales, words, weights, slots, owners, act, act_scales, blocks, inner, limit,
     CHOICES: tl.constexpr, ROWS: tl.constexpr, OUTPUTS: tl.constexpr, STAGES: tl.constexpr,
-    FLOOR: tl.constexpr,
+    EVEN: tl.constexpr, FLOOR: tl.constexpr,
 ):  # fmt: skip
     block = tl.program_id(1)
     expert = tl.load(owners + block).to(tl.int64)
@@ -93,14 +108,13 @@ def _gate_up(
     for step in tl.range(blocks, num_stages=STAGES):
         first = step * 2 * inner
         x_scale = tl.load(x_scales + row + step)
-        gate_word, up_word = tl.load(words + line + first), tl.load(words + line + first + inner)
         x0, x1 = tl.trans(tl.load(x_at + step * 128)), tl.trans(tl.load(x_at + step * 128 + 64))
         code, scale = tl.load(w_at + first * 64), tl.load(s_at + first * 4)
-        gate = _add(gate, code, scale, gate_word, x0, x1, x_scale)
+        gate = _add(gate, code, scale, words + line + first, x0, x1, x_scale, EVEN)
         code, scale = tl.load(w_at + (first + inner) * 64), tl.load(s_at + (first + inner) * 4)
-        up = _add(up, code, scale, up_word, x0, x1, x_scale)
-    gate = tl.minimum(gate * 2.3283064365386963e-10, limit)
-    up = tl.minimum(tl.maximum(up * 2.3283064365386963e-10, -limit), limit)
+        up = _add(up, code, scale, words + line + first + inner, x0, x1, x_scale, EVEN)
+    gate = tl.minimum(_scaled(gate, words + line, EVEN), limit)
+    up = tl.minimum(tl.maximum(_scaled(up, words + line + inner, EVEN), -limit), limit)
     weight = tl.load(weights + choice)
     value = gate * sigmoid(gate) * up * weight[None, :]
     # One program holds 128 outputs of its rows: a whole group of the next product's input.
@@ -117,7 +131,7 @@ def _gate_up(
 @triton.jit
 def _down(
     act, act_scales, w, scales, words, slots, owners, out, blocks, hidden,
-    ROWS: tl.constexpr, OUTPUTS: tl.constexpr, STAGES: tl.constexpr,
+    ROWS: tl.constexpr, OUTPUTS: tl.constexpr, STAGES: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
     block = tl.program_id(1)
     expert = tl.load(owners + block).to(tl.int64)
@@ -136,11 +150,11 @@ def _down(
     total = tl.zeros((OUTPUTS, ROWS), tl.float32)
     for step in tl.range(blocks, num_stages=STAGES):
         first = step * hidden
-        x_scale, word = tl.load(act_scales + row + step), tl.load(words + line + first)
+        x_scale = tl.load(act_scales + row + step)
         x0, x1 = tl.trans(tl.load(x_at + step * 128)), tl.trans(tl.load(x_at + step * 128 + 64))
         code, scale = tl.load(w_at + first * 64), tl.load(s_at + first * 4)
-        total = _add(total, code, scale, word, x0, x1, x_scale)
-    value = convert(tl.trans(total * 2.3283064365386963e-10), tl.bfloat16)
+        total = _add(total, code, scale, words + line + first, x0, x1, x_scale, EVEN)
+    value = convert(tl.trans(_scaled(total, words + line, EVEN)), tl.bfloat16)
     tl.store(out + choice[:, None] * hidden + n[None, :], value, mask=live[:, None])
 
 
@@ -169,7 +183,7 @@ def gate_up(x: Coded, weights: Tensor, experts: Fp4Experts, blocks: Blocks, limi
         _gate_up[(inner // cut.outputs, blocks.owners.shape[0])](
             codes, scales, experts.w13, experts.s13, experts.s13.view(torch.int32), weights, blocks.slots,
             blocks.owners, act, act_scales, experts.hidden // GROUP, inner, limit, weights.shape[1],
-            blocks.rows, cut.outputs, cut.stages, AMAX_FLOOR, num_warps=cut.warps,
+            blocks.rows, cut.outputs, cut.stages, experts.even, AMAX_FLOOR, num_warps=cut.warps,
         )  # fmt: skip
     return act, act_scales
 
@@ -188,7 +202,7 @@ def down(act: Coded, experts: Fp4Experts, blocks: Blocks, cut: Cut, out: Tensor 
     if codes.shape[0]:
         _down[(experts.hidden // cut.outputs, blocks.owners.shape[0])](
             codes, scales, experts.w2, experts.s2, experts.s2.view(torch.int32), blocks.slots, blocks.owners,
-            out, experts.inner // GROUP, experts.hidden, blocks.rows, cut.outputs, cut.stages,
+            out, experts.inner // GROUP, experts.hidden, blocks.rows, cut.outputs, cut.stages, experts.even,
             num_warps=cut.warps,
         )  # fmt: skip
     return out

@@ -149,13 +149,19 @@ def test_groups_of_zeros_may_have_any_scale() -> None:
     assert distance(out, oracle.run_experts(x, ids, one, weight, 10.0)) < BF16
 
 
-def test_scales_far_apart_are_exact() -> None:
-    codes, scales = fp4_weight(1, 1, 256, 256)
-    scales[..., ::2] -= 4
-    weight = laid_experts(codes, scales, *fp4_weight(2, 1, 256, 128))
-    back = stored_matrix(weight.w13[0], weight.s13[0])
-    assert torch.equal(back.codes, codes[0])
-    assert torch.equal(back.scales, scales[0])
+@pytest.mark.parametrize(("less", "even"), [(4, True), (24, False)])
+def test_scales_far_apart_are_exact(less: int, even: bool) -> None:
+    """Within 2^11 in a block of 128 channels, and in a row or not."""
+    (codes, scales), second = fp4_weight(1, 1, 256, 256), fp4_weight(2, 1, 256, 128)
+    scales[:, 203:207, ::2] -= 4
+    scales[:, :200, 4:] -= less
+    second[1][:, 9] -= less
+    weight = laid_experts(codes, scales, *second)
+    assert weight.even == even
+    for laid, stored in (((weight.w13, weight.s13), (codes, scales)), ((weight.w2, weight.s2), second)):
+        back = stored_matrix(laid[0][0], laid[1][0])
+        assert torch.equal(back.codes, stored[0][0])
+        assert torch.equal(back.scales, stored[1][0])
     x, ids = values(3, 20, 256), torch.zeros(20, 1, dtype=torch.int64, device=DEVICE)
     one = torch.ones(20, 1, device=DEVICE)
     out = experts.run_experts(x, ids, one, weight, 10.0)
