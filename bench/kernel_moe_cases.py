@@ -11,12 +11,13 @@ from torch import Tensor
 from bench.kernel_cases import HIDDEN, Case, activations, distance
 from engine.kernels.triton import experts, oracle, quantise, routing
 from engine.model.expert_layout import laid_experts
+from engine.model.quantised import Fp4Experts
 
 INNER, EXPERTS, CHOICES = 2048, 256, 6
 EXPERTS_BF16 = 6e-3
 
 
-def fp4_experts() -> experts.Fp4Experts:
+def fp4_experts() -> Fp4Experts:
     """Random experts of one layer."""
 
     def codes(*shape: int) -> Tensor:
@@ -60,7 +61,7 @@ def expert_cases(row_counts: tuple[int, ...]) -> Iterator[Case]:
 
 
 def expert_parts(
-    layer: experts.Fp4Experts,
+    layer: Fp4Experts,
     draws: list[tuple[Tensor, Tensor, Tensor]],
     rows: int,
     size: float,

@@ -8,9 +8,9 @@ the first four channels are bits 7, 15, 23 and 31, of the last four bits 3, 11, 
 two byte look-ups.
 
 e4m3 holds e2m1 values times 2^-5 to 2^6: a row's four scales of a block are told by their distance from the
-row's largest one, or where that is too far, from the largest of the four. Byte q holds in its low half 11 less
-the distance of scale q; the high halves of bytes 0 and 1 are the low and high half of that largest scale's
-byte plus 26. Groups of zeros have any scale. Experts are even where all blocks of each row go by the same.
+row's largest one, or where that is too far, from the largest of the four. Byte q holds in its low half 11
+less the distance of scale q; the high halves of bytes 0 and 1 are the low and high half of that largest
+scale's byte plus 26. Groups of zeros have any scale. Experts are even where each row goes by its largest one.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ from torch import Tensor
 from engine.errors import CheckpointError, ShapeMismatch
 from engine.kernels.triton import combine, experts, oracle, routing
 from engine.model.expert_layout import laid_experts, stored_matrix
+from engine.model.quantised import Fp4Experts
 from tests.kernels.triton.cases import DEVICE, distance, fp4_weight, seeded, values
 
 BF16 = 6e-3
@@ -64,7 +65,7 @@ def test_sort(tokens: int, of: int, rows: int) -> None:
         assert flat == held + [-1] * (len(flat) - len(held))
 
 
-def small_experts(of: int, hidden: int, inner: int) -> experts.Fp4Experts:
+def small_experts(of: int, hidden: int, inner: int) -> Fp4Experts:
     return laid_experts(*fp4_weight(1, of, 2 * inner, hidden), *fp4_weight(2, of, hidden, inner))
 
 
