@@ -27,11 +27,12 @@ CONCURRENCY = 8
 NEAR_TIE = 0.15
 """Nats that roundings to bfloat16 and FP8, in another order of sums, may move the best logit by."""
 
+EAGER, GRAPHS = {"disable_cuda_graph": True}, {"cuda_graph_max_bs_decode": CONCURRENCY}
 WAYS: dict[str, dict[str, Any]] = {
-    "eager": {"disable_cuda_graph": True},
-    "graphs": {},
-    "eager, drafts": {"disable_cuda_graph": True, "speculative_algorithm": "DSPARK"},
-    "graphs, drafts": {"speculative_algorithm": "DSPARK", "speculative_verify_mode": "static"},
+    "eager": EAGER,
+    "graphs": GRAPHS,
+    "eager, drafts": {**EAGER, "speculative_algorithm": "DSPARK"},
+    "graphs, drafts": {**GRAPHS, "speculative_algorithm": "DSPARK", "speculative_verify_mode": "static"},
 }
 
 
@@ -39,7 +40,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     """Figures of both sorts of kernels. raises Diverged, NothingDrafted; ConfigError without a device."""
     served = Settings(
         model_path=args.model_path, device=args.device, dtype="bfloat16", max_running_requests=CONCURRENCY,
-        max_total_tokens=CONCURRENCY * 1024, cuda_graph_max_bs_decode=CONCURRENCY,
+        max_total_tokens=CONCURRENCY * 1024,
     )  # fmt: skip
     if args.device != "cuda":
         raise ConfigError("takes --device cuda")
