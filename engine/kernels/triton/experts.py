@@ -59,15 +59,14 @@ class ExpertShape:
 
 
 @triton.jit
-def _add(total, code, scale, words, x0, x1, x_scale, EVEN: tl.constexpr):
-    """total [N, R] and the product of 128 channels of weights with rows x, in two parts of 64 channels.
+def _add(total, code, scale, words, x, x_scale, EVEN: tl.constexpr):
+    """total [N, R] and the product of 128 channels of weights with rows x [R, 128].
 
     words  where the weights' scales lie as int32 [N]; not read where they are EVEN: `_scaled` does it
     """
-    v0, v1 = decode_words(code, scale)
-    if INTERPRETED:
-        x0, x1 = x0.to(tl.float32), x1.to(tl.float32)
-    part = product(v1, x1, product(v0, x0, None))
+    value, x = decode_words(code, scale), tl.trans(x)
+    # One product a step: each is waited for.
+    part = product(value, x.to(tl.float32) if INTERPRETED else x, None)
     factor = x_scale[None, :]
     if not EVEN:
         factor = factor * largest_scale(tl.load(words))[:, None]
@@ -98,23 +97,22 @@ def _gate_up(
     # A block's first slot is always taken: the empty ones compute the same row again, and store nothing.
     choice = tl.where(live, choice, tl.load(slots + block * ROWS)).to(tl.int64)
     row = choice // CHOICES * blocks
-    k = tl.arange(0, 64)
-    line = expert * blocks * 2 * inner + tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
-    w_at = w + line[:, None] * 64 + k[None, :]
+    k = tl.arange(0, 128)
+    n = tl.arange(0, 2 * OUTPUTS)
+    line = expert * blocks * 2 * inner + tl.program_id(0) * OUTPUTS + n % OUTPUTS + n // OUTPUTS * inner
+    w_at = w + line[:, None] * 64 + tl.arange(0, 64)[None, :]
     s_at = scales + line[:, None] * 4 + tl.arange(0, 4)[None, :]
     x_at = x + row[:, None] * 128 + k[None, :]
-    gate = tl.zeros((OUTPUTS, ROWS), tl.float32)
-    up = tl.zeros((OUTPUTS, ROWS), tl.float32)
+    total = tl.zeros((2 * OUTPUTS, ROWS), tl.float32)
     for step in tl.range(blocks, num_stages=STAGES):
         first = step * 2 * inner
-        x_scale = tl.load(x_scales + row + step)
-        x0, x1 = tl.trans(tl.load(x_at + step * 128)), tl.trans(tl.load(x_at + step * 128 + 64))
         code, scale = tl.load(w_at + first * 64), tl.load(s_at + first * 4)
-        gate = _add(gate, code, scale, words + line + first, x0, x1, x_scale, EVEN)
-        code, scale = tl.load(w_at + (first + inner) * 64), tl.load(s_at + (first + inner) * 4)
-        up = _add(up, code, scale, words + line + first + inner, x0, x1, x_scale, EVEN)
-    gate = tl.minimum(_scaled(gate, words + line, EVEN), limit)
-    up = tl.minimum(tl.maximum(_scaled(up, words + line + inner, EVEN), -limit), limit)
+        value, x_scale = tl.load(x_at + step * 128), tl.load(x_scales + row + step)
+        total = _add(total, code, scale, words + line + first, value, x_scale, EVEN)
+    total = tl.reshape(_scaled(total, words + line, EVEN), (2, OUTPUTS, ROWS))
+    gate, up = tl.split(tl.permute(total, (1, 2, 0)))
+    gate = tl.minimum(gate, limit)
+    up = tl.minimum(tl.maximum(up, -limit), limit)
     weight = tl.load(weights + choice)
     value = gate * sigmoid(gate) * up * weight[None, :]
     # One program holds 128 outputs of its rows: a whole group of the next product's input.
@@ -142,18 +140,17 @@ def _down(
     choice = tl.where(live, choice, tl.load(slots + block * ROWS)).to(tl.int64)
     row = choice * blocks
     n = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
-    k = tl.arange(0, 64)
+    k = tl.arange(0, 128)
     line = expert * blocks * hidden + n
-    w_at = w + line[:, None] * 64 + k[None, :]
+    w_at = w + line[:, None] * 64 + tl.arange(0, 64)[None, :]
     s_at = scales + line[:, None] * 4 + tl.arange(0, 4)[None, :]
     x_at = act + row[:, None] * 128 + k[None, :]
     total = tl.zeros((OUTPUTS, ROWS), tl.float32)
     for step in tl.range(blocks, num_stages=STAGES):
         first = step * hidden
-        x_scale = tl.load(act_scales + row + step)
-        x0, x1 = tl.trans(tl.load(x_at + step * 128)), tl.trans(tl.load(x_at + step * 128 + 64))
         code, scale = tl.load(w_at + first * 64), tl.load(s_at + first * 4)
-        total = _add(total, code, scale, words + line + first, x0, x1, x_scale, EVEN)
+        value, x_scale = tl.load(x_at + step * 128), tl.load(act_scales + row + step)
+        total = _add(total, code, scale, words + line + first, value, x_scale, EVEN)
     value = convert(tl.trans(_scaled(total, words + line, EVEN)), tl.bfloat16)
     tl.store(out + choice[:, None] * hidden + n[None, :], value, mask=live[:, None])
 

@@ -118,7 +118,7 @@ def _decode_interpreted(code, scale):
 
 @triton.jit
 def decode_words(code, scale):
-    """Two e4m3 [N, 64] of words of eight codes: each word's first four channels, and its last four.
+    """e4m3 [N, 128] of words of eight codes: of all words the first four channels, then of all the others.
 
     code   uint8 [N, 64], scale uint8 [N, 4], as `expert_layout` lays them: values are multiplied by 2^6 over
            the largest of the four scales
@@ -141,7 +141,7 @@ def decode_words(code, scale):
             is_pure=True,
             pack=4,
         )
-    return v0, v1
+    return tl.reshape(tl.permute(tl.join(v0, v1), (0, 2, 1)), (n, 128))
 
 
 @triton.jit
