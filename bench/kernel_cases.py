@@ -10,6 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from engine.kernels.triton import linear, mhc, norm, oracle, quantise
+from engine.kernels.triton.mhc_mix import Result
+from engine.model.coded_rows import values_of
 from engine.model.ops import TorchOps
 from engine.model.weights import MhcWeights
 
@@ -157,7 +159,7 @@ def _hyper_connections(sets: list[Tensor], own: MhcWeights) -> Iterator[Case]:
     ops, streams, rows = TorchOps(), sets[0], sets[0].shape[0]
     wide, shape = 2.0 * rows * HIDDEN, f"[{rows}, 4, {HIDDEN}]"
     pre, right = mhc.mhc_pre(streams, own, 20, EPS, EPS), ops.mhc_pre(streams, own, 20, EPS, EPS)
-    error = distance(pre[0], right[0]) + 100 * (distance(pre[1], right[1]) + distance(pre[2], right[2]))
+    error = distance(values_of(pre[0]), right[0]) + 100 * (distance(pre[1], right[1]) + distance(pre[2], right[2]))
     calls = [lambda s=s: mhc.mhc_pre(s, own, 20, EPS, EPS) for s in sets]
     library = [lambda s=s: ops.mhc_pre(s, own, 20, EPS, EPS) for s in sets]
     size = 5 * wide + 4 * own.fn.numel()
@@ -168,3 +170,10 @@ def _hyper_connections(sets: list[Tensor], own: MhcWeights) -> Iterator[Case]:
     calls = [lambda x=x, s=s: mhc.mhc_post(x, s, *right[1:]) for x, s in pairs]
     library = [lambda x=x, s=s: ops.mhc_post(x, s, *right[1:]) for x, s in pairs]
     yield Case("mhc_post", shape, rows, calls, 9 * wide, 0, "bf16", "torch", library, error, BF16)
+    between, x, *gates = mhc.mhc_next(Result(xs[0], *right[1:]), streams, own, 20, EPS, EPS)
+    wanted = ops.mhc_pre(between, own, 20, EPS, EPS)
+    error = distance(values_of(x), wanted[0]) + 100 * max(map(distance, gates, wanted[1:]))
+    calls = [lambda x=x, s=s: mhc.mhc_next(Result(x, *right[1:]), s, own, 20, EPS, EPS) for x, s in pairs]
+    library = [lambda x=x, s=s: ops.mhc_next(x, s, *right[1:], own, 20, EPS, EPS) for x, s in pairs]
+    size = 14.5 * wide + 4 * own.fn.numel()
+    yield Case("mhc_next", shape, rows, calls, size, 0, "bf16", "torch", library, error, BF16)

@@ -11,17 +11,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from engine.model.coded_rows import values_of
 from engine.model.latent_rows import unpack_rows
 from engine.model.ops import TorchOps
 from engine.model.row_layout import layout_of
 
 PURE = (
-    "linear", "project", "group_linear", "rms_norm", "mhc_pre", "mhc_post", "collapse", "head_rows",
-    "attend_back", "index_queries", "index_scores", "select_rows", "experts", "expert_rows", "join_choices",
-    "shared_expert", "pack", "unpack",
+    "linear", "project", "group_linear", "rms_norm", "norm_rows", "mhc_pre", "mhc_next", "mhc_post",
+    "collapse", "head_rows", "attend_back", "index_queries", "index_scores", "select_rows", "experts",
+    "expert_rows", "join_choices", "shared_expert", "pack", "unpack",
 )  # fmt: skip
 WRITING = {
-    "linear_to": 3,
+    "linear_to": 4,
     "rotate": 0,
     "keep_latent": 3,
     "close_c4": 6,
@@ -58,9 +59,9 @@ class ComparedOps(TorchOps):
         for name in SELECTING:
             setattr(self, name, self._selecting(name))
 
-    def norm_rotate(self, x: Tensor, turns: Tensor, eps: float) -> Tensor:
+    def norm_rotate(self, x: Tensor, turns: Tensor, eps: float, rows: Tensor | None = None) -> Tensor:
         """As TorchOps.norm_rotate."""
-        own, right = (ops.norm_rotate(x.clone(), turns, eps) for ops in (self.own, self.right))
+        own, right = (ops.norm_rotate(x.clone(), turns, eps, rows) for ops in (self.own, self.right))
         self._note("norm_rotate", own, right)
         return right
 
@@ -83,7 +84,7 @@ class ComparedOps(TorchOps):
             own, right = getattr(self.own, name)(*mine), getattr(self.right, name)(*args)
             pairs = zip(own, right, strict=True) if isinstance(right, tuple) else [(own, right)]
             for pair in pairs:
-                self._note(name, *pair)
+                self._note(name, *map(values_of, pair))
             return right
 
         return call

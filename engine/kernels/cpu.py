@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from engine.errors import ShapeMismatch
+from engine.model.coded_rows import Rows, values_of
 from engine.model.expert_weights import MoeWeights
 from engine.model.invariant import in_order
 from engine.model.keys import AnyKeys, Keys, dense
@@ -79,12 +80,12 @@ class CpuOps(TorchOps):
         self.kernels.gemm(out.data_ptr(), out.stride(0), x.data_ptr(), packed.k, *packed.of(0), rows)
         return out
 
-    def linear(self, x: Tensor, weight: Weight) -> Tensor:
-        packed = self.packed(weight)
-        return self._gemm(torch.empty(x.shape[0], packed.n), x.contiguous(), packed)
+    def linear(self, x: Rows, weight: Weight) -> Tensor:
+        x, packed = values_of(x).contiguous(), self.packed(weight)
+        return self._gemm(torch.empty(x.shape[0], packed.n), x, packed)
 
-    def linear_to(self, x: Tensor, weight: Tensor, bias: Tensor, out: Tensor) -> None:
-        torch.add(self.linear(x, weight), bias, out=out)
+    def linear_to(self, x: Tensor, weight: Tensor, biases: Tensor, at: Tensor, out: Tensor) -> None:
+        torch.add(self.linear(x, weight), biases.index_select(0, at), out=out)
 
     def group_linear(self, x: Tensor, weight: Weight) -> Tensor:
         weight = plain(weight)
@@ -139,8 +140,7 @@ class CpuOps(TorchOps):
     def mhc_post(self, y: Tensor, streams: Tensor, post: Tensor, comb: Tensor) -> Tensor:
         rows, _, hidden = streams.shape
         y, out = y.contiguous(), torch.empty_like(streams)
-        addresses = [t.data_ptr() for t in (out, y, streams, post, comb)]
-        self.kernels.mhc_post(*addresses, rows, hidden)
+        self.kernels.mhc_post(*(t.data_ptr() for t in (out, y, streams, post, comb)), rows, hidden)
         return out
 
     def collapse(self, streams: Tensor, head: HeadWeights, hc_eps: float, eps: float) -> Tensor:

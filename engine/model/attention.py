@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from engine.model.coded_rows import Rows, values_of
 from engine.model.compressor import close_c4, close_c128, pend
 from engine.model.config import C4, C128, ModelConfig
 from engine.model.keys import AnyKeys, Keys, SeenKeys, keys_of
@@ -38,47 +39,54 @@ class LayerStep:
     pending: Tensor | None
 
 
-def attention(x: Tensor, weights: AttentionWeights, step: LayerStep) -> Tensor:
-    """Attention over normalised inputs x [T, H]; writes the step's own pool rows; [T, H]."""
-    config, ops, cache = step.config, step.ops, step.cache
+def attention(inputs: Rows, weights: AttentionWeights, step: LayerStep) -> Tensor:
+    """Attention over normalised inputs [T, H]; writes the step's own pool rows; [T, H]."""
+    config, ops, cache, x = step.config, step.ops, step.cache, values_of(inputs)
     eps = config.rms_norm_eps
     compressed = step.ratio != 0
     turns = step.turns.compressed if compressed else step.turns.plain
-    back = step.turns.compressed_back if compressed else step.turns.plain_back
-    first = ops.linear(x, weights.w_in)
-    lora = ops.rms_norm(first[:, : config.q_lora_rank], weights.q_norm, eps)
+    first = ops.linear(inputs, weights.w_in)
+    lora = ops.norm_rows(first[:, : config.q_lora_rank], weights.q_norm, eps)
     q = ops.linear(lora, weights.wq_b).view(-1, config.num_attention_heads, config.head_dim)
-    q = ops.norm_rotate(q, turns, eps)
     latent, places = first[:, config.q_lora_rank :], step.rows.latent_rows
     ops.keep_latent(latent, weights.kv_norm, turns, cache.window, places, eps, step.rounding)
     if weights.compressor is not None and step.pending is not None:
         pend(x, weights.compressor, step.rows, step.pending, step.ratio, ops)
         close = close_c4 if step.ratio == C4 else close_c128
         close(weights.compressor, step)
-    out = _attend_blocks(x, q, lora, weights, step, back)
+    index = _index_queries(x, lora, weights.indexer, step) if _selects(step) else None
+    out = _attend_blocks(q, index, turns, weights, step)
     return ops.linear(ops.group_linear(out.flatten(1), weights.wo_a), weights.wo_b)
 
 
 def _attend_blocks(
-    x: Tensor, q: Tensor, lora: Tensor, weights: AttentionWeights, step: LayerStep, back: Tensor
+    q: Tensor, index: tuple[Tensor, Tensor] | None, turns: Tensor, weights: AttentionWeights, step: LayerStep
 ) -> Tensor:
-    """q [T, heads, D] over every query block, turned back by `back` [T, 1, r / 2]; [T, heads, D]."""
-    outs = []
-    for block in step.rows.blocks:
-        chosen, turns = q, back
-        if block.rows is not None:
-            chosen, turns = q.index_select(0, block.rows), back.index_select(0, block.rows)
+    """q [T, heads, D], as the product gives it, over every query block, turned back; [T, heads, D].
+
+    index  what `_index_queries` gives, where entries are selected
+    """
+    outs, ops = [], step.ops
+    back = step.turns.compressed_back if step.ratio else step.turns.plain_back
+    for block, turned_back in zip(step.rows.blocks, back, strict=True):
+        chosen = ops.norm_rotate(q, turns, step.config.rms_norm_eps, block.rows)
         chosen = chosen.view(-1, block.width, *q.shape[1:])
         window = keys_of(step.cache.window, block.window_rows, block.window_seen)
-        compressed = _compressed_keys(x, lora, weights, block, step)
-        out = step.ops.attend_back(chosen, window, compressed, weights.sink, turns)
+        compressed = _compressed_keys(index, block, step)
+        out = ops.attend_back(chosen, window, compressed, weights.sink, turned_back)
         outs.append(out.flatten(0, 1))
     out = outs[0] if len(outs) == 1 else torch.cat(outs)
     return out if step.rows.unblock is None else out.index_select(0, step.rows.unblock)
 
 
+def _selects(step: LayerStep) -> bool:
+    """Whether any block sees more c4 entries than are attended to."""
+    most = max((block.c4_rows.shape[1] for block in step.rows.blocks), default=0)
+    return step.ratio == C4 and most > step.config.index_topk
+
+
 def _compressed_keys(
-    x: Tensor, lora: Tensor, weights: AttentionWeights, block: QueryBlocks, step: LayerStep
+    inputs: tuple[Tensor, Tensor] | None, block: QueryBlocks, step: LayerStep
 ) -> AnyKeys | None:
     """The compressed entries that a block's queries see; None where there are none yet."""
     cache = step.cache
@@ -93,8 +101,13 @@ def _compressed_keys(
     topk, entries = step.config.index_topk, block.c4_rows.shape[1]
     if entries <= topk:
         return every
-    assert weights.indexer is not None
-    q, head_weights = _index_queries(x, lora, weights.indexer, block, step)
+    assert inputs is not None
+    coded = cache.index_scales is not None
+    q, head_weights = step.ops.index_queries(
+        inputs[0], step.turns.compressed, inputs[1], step.rounding, coded, block.rows
+    )
+    q = q.view(-1, block.width, *q.shape[1:])
+    head_weights = head_weights.view(-1, block.width, head_weights.shape[1])
     index = keys_of(cache.index, block.c4_rows, block.c4_seen, cache.index_scales)
     if isinstance(index, SeenKeys):
         return SeenKeys(cache.c4, _selected_rows(q, head_weights, index, step), block.c4_chosen)
@@ -123,14 +136,10 @@ def _selected_rows(q: Tensor, head_weights: Tensor, index: SeenKeys, step: Layer
 
 
 def _index_queries(
-    x: Tensor, lora: Tensor, weights: IndexerWeights, block: QueryBlocks, step: LayerStep
+    x: Tensor, lora: Rows, weights: IndexerWeights | None, step: LayerStep
 ) -> tuple[Tensor, Tensor]:
-    """The indexer's queries [blocks, W, heads, Di] of a block, and its heads' weights [blocks, W, heads]."""
-    config, ops, rows = step.config, step.ops, block.rows
-    if rows is not None:
-        x, lora = x.index_select(0, rows), lora.index_select(0, rows)
-    turns = step.turns.compressed if rows is None else step.turns.compressed.index_select(0, rows)
+    """What `TorchOps.index_queries` takes of all rows: queries [T, heads, Di] and weights [T, heads]."""
+    assert weights is not None
+    config, ops = step.config, step.ops
     q = ops.linear(lora, weights.wq_b).view(-1, config.index_n_heads, config.index_head_dim)
-    head_weights, coded = ops.project(x, weights.head_weights), step.cache.index_scales is not None
-    q, head_weights = ops.index_queries(q, turns, head_weights, step.rounding, coded)
-    return q.view(-1, block.width, *q.shape[1:]), head_weights.view(-1, block.width, config.index_n_heads)
+    return q, ops.project(x, weights.head_weights)

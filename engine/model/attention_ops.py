@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from engine.model.coded_rows import Rows
 from engine.model.compressor import started
 from engine.model.config import C4, C128
 from engine.model.keys import AnyKeys, dense
@@ -41,6 +42,10 @@ class AttentionOps:
         """RMSNorm over the last dimension, weight [last] float32 or none; x's type."""
         return F.rms_norm(x.float(), x.shape[-1:], weight, eps).to(x.dtype)
 
+    def norm_rows(self, x: Tensor, weight: Tensor, eps: float) -> Rows:
+        """As `rms_norm`, x [T, K]: for products."""
+        return self.rms_norm(x, weight, eps)
+
     def rotate(self, x: Tensor, turns: Tensor) -> None:
         """Rotates in place pairs (2i, 2i + 1) of the last r channels of x [T, ..., D].
 
@@ -53,8 +58,14 @@ class AttentionOps:
         else:
             pairs.copy_(torch.view_as_real(torch.view_as_complex(pairs.float()) * turns))
 
-    def norm_rotate(self, x: Tensor, turns: Tensor, eps: float) -> Tensor:
-        """RMSNorm of each head x [T, heads, D] without weight, then `rotate`; perhaps in x's memory."""
+    def norm_rotate(self, x: Tensor, turns: Tensor, eps: float, rows: Tensor | None = None) -> Tensor:
+        """RMSNorm of each head x [T, heads, D] without weight, then `rotate`; perhaps in x's memory.
+
+        turns  [T, 1, r / 2] complex64
+        rows   [n] int64: the result has these rows, and x stays as it is; None: all
+        """
+        if rows is not None:
+            x, turns = x.index_select(0, rows), turns.index_select(0, rows)
         x = self.rms_norm(x, None, eps)
         self.rotate(x, turns)
         return x

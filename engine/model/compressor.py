@@ -24,7 +24,7 @@ def pend(
 ) -> None:
     """Writes the raw rows (latents, and scores with their position bias) of x [T, H] to pending [T, C]."""
     phase = rows.phase4 if ratio == C4 else rows.phase128
-    ops.linear_to(x, weights.side, weights.ape.index_select(0, phase), pending)
+    ops.linear_to(x, weights.side, weights.ape, phase, pending)
 
 
 def close_c4(weights: CompressorWeights, step: LayerStep) -> None:

@@ -9,7 +9,7 @@ from engine.model.config import ModelConfig
 from engine.model.draft_ring import BlockShape, DraftState, unpacked
 from engine.model.model import DeepseekV4, Layer
 from engine.model.parallel import LocalExperts
-from engine.model.rope import plain_frequencies, turns
+from engine.model.rope import backwards, plain_frequencies, turns
 from engine.model.step import Turns
 from engine.model.weights import LayerWeights
 
@@ -38,13 +38,16 @@ class DraftLayers:
         """
         rows = unpacked(packed, shape, single_rows=self.ops.row_tile > 1)
         plain = self.turns(rows.positions)
-        back = plain.conj().resolve_conj()
+        back = backwards(plain, rows.blocks)
         both = Turns(plain, back, plain, back, None, ())
+        entered, last = self.layers[0].enter(streams), self.layers[-1]
         for stage, layer in enumerate(self.layers):
             step = LayerStep(
                 self.config, self.ops, self.model.rounding, False, 0, rows, both, state.cache(stage), None
             )
-            streams = layer.attention(streams, step)
-            dispatched = layer.dispatch(streams, ids, rows)
-            streams = layer.combine(dispatched, layer.experts(dispatched))
-        return streams
+            entered = layer.attention(entered, step)
+            dispatched = layer.dispatch(entered, ids, rows)
+            y = layer.combine(dispatched, layer.experts(dispatched))
+            if layer is not last:
+                entered = self.layers[stage + 1].follow(entered, y)
+        return last.leave(entered, y)

@@ -18,14 +18,18 @@ class IndexOps(AttentionOps):
     """The part of `TorchOps` that the indexer uses, and attention's."""
 
     def index_queries(
-        self, q: Tensor, turns: Tensor, weights: Tensor, rounding: Rounding, coded: bool
-    ) -> tuple[Tensor, Tensor]:
+        self, q: Tensor, turns: Tensor, weights: Tensor, rounding: Rounding, coded: bool,
+        rows: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """Queries as `index_scores` takes them, and the heads' weights; perhaps in q's memory.
 
         q        [T, heads, Di], turned by turns [T, 1, r / 2] complex64, then rounded
         weights  [T, heads] float32, which may take the queries' scales
         coded    keys are in FP8: queries are rounded likewise, else as `rounding` says
+        rows     [n] int64: the results have these rows, and q stays as it is; None: all
         """
+        if rows is not None:
+            q, turns, weights = (part.index_select(0, rows) for part in (q, turns, weights))
         self.rotate(q, turns)
         if not coded:
             return rounding.index(q), weights

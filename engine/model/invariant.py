@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from engine.model.coded_rows import Rows, values_of
 from engine.model.expert_weights import MoeWeights
 from engine.model.keys import AnyKeys, Keys, dense
 from engine.model.latent_rows import read_latents
@@ -54,14 +55,14 @@ class TileOps(TorchOps):
     row_tile = ROW_TILE
     row_invariant = True
 
-    def linear(self, x: Tensor, weight: Weight) -> Tensor:
+    def linear(self, x: Rows, weight: Weight) -> Tensor:
         """As TorchOps.linear, in tiles."""
         plain = super().linear
-        return tiled(lambda rows: plain(rows.contiguous(), weight), x)
+        return tiled(lambda rows: plain(rows.contiguous(), weight), values_of(x))
 
-    def linear_to(self, x: Tensor, weight: Tensor, bias: Tensor, out: Tensor) -> None:
+    def linear_to(self, x: Tensor, weight: Tensor, biases: Tensor, at: Tensor, out: Tensor) -> None:
         """As TorchOps.linear_to, in tiles."""
-        out.copy_(self.linear(x.float(), weight) + bias)
+        out.copy_(self.linear(x.float(), weight) + biases.index_select(0, at))
 
     def group_linear(self, x: Tensor, weight: Weight) -> Tensor:
         """As TorchOps.group_linear, in tiles."""
@@ -84,13 +85,13 @@ class TileOps(TorchOps):
 
     def mhc_pre(
         self, streams: Tensor, mhc: MhcWeights, iterations: int, hc_eps: float, eps: float
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    ) -> tuple[Rows, Tensor, Tensor]:
         """As TorchOps.mhc_pre, in tiles."""
         plain, hc, hidden = super().mhc_pre, streams.shape[1], streams.shape[2]
 
         def joined(rows: Tensor) -> Tensor:
             x, post, comb = plain(rows, mhc, iterations, hc_eps, eps)
-            return torch.cat([x.float(), post, comb.flatten(1)], dim=1)
+            return torch.cat([values_of(x).float(), post, comb.flatten(1)], dim=1)
 
         x, post, comb = torch.split(tiled(joined, streams), [hidden, hc, hc * hc], dim=1)
         return x.to(streams.dtype), post, comb.reshape(-1, hc, hc)
@@ -188,7 +189,7 @@ class TileOps(TorchOps):
         """As TorchOps.sum_choices, choice by choice."""
         return in_order(rows)
 
-    def shared_expert(self, x: Tensor, moe: MoeWeights, limit: float) -> Tensor:
+    def shared_expert(self, x: Rows, moe: MoeWeights, limit: float) -> Tensor:
         """As TorchOps.shared_expert, in tiles."""
         return self.linear(
             tiled(lambda rows: self.swiglu(rows, limit), self.linear(x, moe.shared_w13)), moe.shared_w2

@@ -10,66 +10,97 @@ from torch import Tensor
 
 from engine.errors import ConfigError
 from engine.model.attention import LayerStep, attention
+from engine.model.coded_rows import Rows, values_of
 from engine.model.config import C4, C128, ModelConfig
 from engine.model.groups import ALONE, Groups
 from engine.model.invariant import TileOps
 from engine.model.ops import TorchOps
 from engine.model.parallel import ExpertRows, Experts, Head, LocalExperts, LocalHead, SplitHead, SpreadExperts
 from engine.model.quantised import Stored
-from engine.model.rope import compressed_frequencies, plain_frequencies, turns
+from engine.model.rope import backwards, compressed_frequencies, plain_frequencies, turns
 from engine.model.rounding import KVRounding, Rounding
 from engine.model.share import share_of
 from engine.model.step import LayerCache, Pending, StepRows, Turns
 from engine.model.taker import Taker
-from engine.model.weights import LayerWeights, head_weights, layer_weights
+from engine.model.weights import LayerWeights, MhcWeights, head_weights, layer_weights
 
 
 @dataclass(frozen=True)
-class Dispatched:
-    """Rows on their way to the experts: own normalised x [T, H], what the experts here got, the way back."""
+class Entered:
+    """A sub-block at its beginning.
 
-    x: Tensor
-    sent: ExpertRows
+    streams  [T, hc, H] before it
+    x        its normalised input [T, H]
+    post     [T, hc] and comb [T, hc, hc] float32: how its result enters the streams
+    """
+
     streams: Tensor
+    x: Rows
     post: Tensor
     comb: Tensor
 
 
+@dataclass(frozen=True)
+class Dispatched:
+    """Rows on their way to the experts, and what the experts here got."""
+
+    entered: Entered
+    sent: ExpertRows
+
+
 class Layer:
-    """One backbone layer, in four stages: attention, dispatch, experts, combine."""
+    """One backbone layer, in four stages: attention, dispatch, experts, combine.
+
+    A sub-block's result enters the streams together with the next sub-block's beginning, of whatever layer
+    that is: `enter` begins the first one, `follow` each later one, `leave` ends the last.
+    """
 
     def __init__(self, config: ModelConfig, weights: LayerWeights, ops: TorchOps, routed: Experts) -> None:
         self.config, self.weights, self.ops, self.routed = config, weights, ops, routed
 
-    def attention(self, streams: Tensor, step: LayerStep) -> Tensor:
-        """Streams [T, hc, H] after the attention sub-block."""
-        x, post, comb = self._enter(streams, ffn=False)
-        return self.ops.mhc_post(attention(x, self.weights.attention, step), streams, post, comb)
+    def enter(self, streams: Tensor) -> Entered:
+        """The attention sub-block on streams [T, hc, H]."""
+        return Entered(streams, *self.ops.mhc_pre(streams, self.weights.attn_mhc, *self._sinkhorn()))
 
-    def dispatch(self, streams: Tensor, token_ids: Tensor, rows: StepRows) -> Dispatched:
-        """Enters the expert sub-block, chooses experts, sends the rows there; token_ids [T] int64."""
-        x, post, comb = self._enter(streams, ffn=True)
+    def follow(self, entered: Entered, y: Tensor) -> Entered:
+        """The attention sub-block after another layer's expert sub-block, which gave y [T, H]."""
+        return self._follow(entered, y, self.weights.attn_mhc)
+
+    def leave(self, entered: Entered, y: Tensor) -> Tensor:
+        """Streams [T, hc, H] after a sub-block that gave y [T, H]."""
+        return self.ops.mhc_post(y, entered.streams, entered.post, entered.comb)
+
+    def attention(self, entered: Entered, step: LayerStep) -> Entered:
+        """The expert sub-block after the attention sub-block."""
+        y = attention(entered.x, self.weights.attention, step)
+        return self._follow(entered, y, self.weights.ffn_mhc)
+
+    def dispatch(self, entered: Entered, token_ids: Tensor, rows: StepRows) -> Dispatched:
+        """Chooses experts and sends the rows there; token_ids [T] int64."""
+        x = values_of(entered.x)
         count, scaling = self.config.num_experts_per_tok, self.config.routed_scaling_factor
         ids, weights = self.ops.route(x, token_ids, self.weights.moe, count, scaling)
         if rows.padding is not None:
             outside = rows.padding.unsqueeze(1)
             ids, weights = ids.masked_fill(outside, -1), weights.masked_fill(outside, 0)
-        return Dispatched(x, self.routed.send(self.ops, x, ids, weights, rows.agreed), streams, post, comb)
+        return Dispatched(entered, self.routed.send(self.ops, x, ids, weights, rows.agreed))
 
     def experts(self, rows: Dispatched) -> Tensor:
         """What this rank's routed experts give to the rows that they got."""
         return self.routed.run(self.ops, rows.sent, self.weights.moe, self.config.swiglu_limit)
 
     def combine(self, rows: Dispatched, given: Tensor) -> Tensor:
-        """Streams [T, hc, H] after the expert sub-block; `given` is `experts`' result."""
-        shared = self.ops.shared_expert(rows.x, self.weights.moe, self.config.swiglu_limit)
-        y = self.routed.back(self.ops, given, shared)
-        return self.ops.mhc_post(y, rows.streams, rows.post, rows.comb)
+        """What the expert sub-block gives, [T, H]; `given` is `experts`' result."""
+        shared = self.ops.shared_expert(rows.entered.x, self.weights.moe, self.config.swiglu_limit)
+        return self.routed.back(self.ops, given, shared)
 
-    def _enter(self, streams: Tensor, *, ffn: bool) -> tuple[Tensor, Tensor, Tensor]:
+    def _follow(self, entered: Entered, y: Tensor, mhc: MhcWeights) -> Entered:
+        way = entered.streams, entered.post, entered.comb
+        return Entered(*self.ops.mhc_next(y, *way, mhc, *self._sinkhorn()))
+
+    def _sinkhorn(self) -> tuple[int, float, float]:
         config = self.config
-        mhc = self.weights.ffn_mhc if ffn else self.weights.attn_mhc
-        return self.ops.mhc_pre(streams, mhc, config.hc_sinkhorn_iters, config.hc_eps, config.rms_norm_eps)
+        return config.hc_sinkhorn_iters, config.hc_eps, config.rms_norm_eps
 
 
 class DeepseekV4:
@@ -138,9 +169,9 @@ class DeepseekV4:
         plain, compressed = turns(rows.positions, self._plain), turns(rows.positions, self._compressed)
         return Turns(
             plain,
-            plain.conj().resolve_conj(),
+            backwards(plain, rows.blocks),
             compressed,
-            compressed.conj().resolve_conj(),
+            backwards(compressed, rows.blocks),
             None if rows.c4 is None else turns(rows.c4.positions, self._compressed),
             tuple(turns(entries.positions, self._compressed) for entries in rows.c128),
         )
@@ -164,15 +195,21 @@ class DeepseekV4:
         """
         streams, step_turns = self.streams(token_ids), self.turns(rows)
         raw = {C4: iter(pending.c4), C128: iter(pending.c128)}
+        entered, last = self.layers[0].enter(streams), self.layers[-1]
         for number, (layer, cache) in enumerate(zip(self.layers, caches, strict=True)):
             ratio = layer.weights.ratio
             own = next(raw[ratio]) if ratio else None
             step = LayerStep(
                 self.config, self.ops, self.rounding, self.single_rows, ratio, rows, step_turns, cache, own
             )
-            streams = layer.attention(streams, step)
-            dispatched = layer.dispatch(streams, token_ids, rows)
-            streams = layer.combine(dispatched, layer.experts(dispatched))
+            entered = layer.attention(entered, step)
+            dispatched = layer.dispatch(entered, token_ids, rows)
+            y = layer.combine(dispatched, layer.experts(dispatched))
+            if layer is last:
+                streams = layer.leave(entered, y)
+            else:
+                entered = self.layers[number + 1].follow(entered, y)
+                streams = entered.streams
             if number in taps:
                 torch.mean(streams, dim=1, out=pending.taps[taps.index(number)])
         for place, tap in enumerate(taps):

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from engine.model.coded_rows import Rows, values_of
 from engine.model.expert_weights import MoeWeights
 from engine.model.index_ops import IndexOps
 from engine.model.quantised import Weight, plain
@@ -31,18 +32,21 @@ class TorchOps(IndexOps):
     row_invariant = False
     keeps = False
 
-    def linear(self, x: Tensor, weight: Weight) -> Tensor:
+    def linear(self, x: Rows, weight: Weight) -> Tensor:
         """x [T, K] times weight [N, K] transposed; [T, N] in weight's type."""
         weight = plain(weight)
-        return F.linear(x.to(weight.dtype), weight)
+        return F.linear(values_of(x).to(weight.dtype), weight)
 
     def project(self, x: Tensor, weight: Tensor) -> Tensor:
         """x [T, K] times weight [N, K] transposed, as float32 multiplies and adds; float32 [T, N]."""
         return self.linear(x.float(), weight)
 
-    def linear_to(self, x: Tensor, weight: Tensor, bias: Tensor, out: Tensor) -> None:
-        """out [T, N] float32 = bias [T, N] + x [T, K] weight [N, K]^T, all in float32."""
-        torch.addmm(bias, x.float(), weight.t(), out=out)
+    def linear_to(self, x: Tensor, weight: Tensor, biases: Tensor, at: Tensor, out: Tensor) -> None:
+        """out [T, N] float32 = biases[at] + x [T, K] weight [N, K]^T, all in float32.
+
+        biases [n, N], of which each row takes number `at` [T] int64
+        """
+        torch.addmm(biases.index_select(0, at), x.float(), weight.t(), out=out)
 
     def group_linear(self, x: Tensor, weight: Weight) -> Tensor:
         """x [T, G W] through G matrices weight [G, R, W]; [T, G R]."""
@@ -53,7 +57,7 @@ class TorchOps(IndexOps):
 
     def mhc_pre(
         self, streams: Tensor, mhc: MhcWeights, iterations: int, hc_eps: float, eps: float
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    ) -> tuple[Rows, Tensor, Tensor]:
         """Mixing weights of a sub-block and its normalised input.
 
         streams  [T, hc, H]
@@ -81,6 +85,17 @@ class TorchOps(IndexOps):
         """Streams after a sub-block: post[k] y + sum over j of comb[j, k] streams[j]; [T, hc, H]."""
         own = post.unsqueeze(2) * y.float().unsqueeze(1)
         return torch.baddbmm(own, comb.transpose(1, 2), streams.float()).to(streams.dtype)
+
+    def mhc_next(
+        self, y: Tensor, streams: Tensor, post: Tensor, comb: Tensor, mhc: MhcWeights, iterations: int,
+        hc_eps: float, eps: float,
+    ) -> tuple[Tensor, Rows, Tensor, Tensor]:  # fmt: skip
+        """`mhc_post` of a sub-block, then `mhc_pre` of the one that follows it, whose weights `mhc` are.
+
+        returns  (streams between them [T, hc, H], then what `mhc_pre` returns)
+        """
+        streams = self.mhc_post(y, streams, post, comb)
+        return streams, *self.mhc_pre(streams, mhc, iterations, hc_eps, eps)
 
     def collapse(self, streams: Tensor, head: HeadWeights, hc_eps: float, eps: float) -> Tensor:
         """streams [R, hc, H] collapsed to one; [R, H] in streams' type."""
@@ -176,9 +191,9 @@ class TorchOps(IndexOps):
             own = own + part
         return (self.sum_choices(own) + shared).to(shared.dtype)
 
-    def shared_expert(self, x: Tensor, moe: MoeWeights, limit: float) -> Tensor:
+    def shared_expert(self, x: Rows, moe: MoeWeights, limit: float) -> Tensor:
         """The expert that every row uses; [T, H] in x's type."""
-        act = self.swiglu(self.linear(x, moe.shared_w13), limit).to(x.dtype)
+        act = self.swiglu(self.linear(x, moe.shared_w13), limit).to(values_of(x).dtype)
         return self.linear(act, moe.shared_w2)
 
     def swiglu(self, gate_up: Tensor, limit: float) -> Tensor:

@@ -82,12 +82,15 @@ class C128Entries:
 
 @dataclass(frozen=True)
 class Turns:
-    """Rotations of the step in both frequency tables: complex64 [n, 1, rope_dim / 2]; `back` is inverse."""
+    """Rotations of the step in both frequency tables: complex64 [n, 1, rope_dim / 2].
+
+    *_back  the inverse ones, of each query block's rows
+    """
 
     plain: Tensor
-    plain_back: Tensor
+    plain_back: tuple[Tensor, ...]
     compressed: Tensor
-    compressed_back: Tensor
+    compressed_back: tuple[Tensor, ...]
     c4: Tensor | None
     c128: tuple[Tensor, ...]
 

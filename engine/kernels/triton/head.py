@@ -13,20 +13,23 @@ import triton.language as tl
 from torch import Tensor
 
 from engine.errors import ShapeMismatch
-from engine.kernels.triton.formats import sigmoid
-from engine.kernels.triton.mhc import STREAMS, _collapse, mix
+from engine.kernels.triton.mhc import STREAMS
+from engine.kernels.triton.mhc_enter import collapsed
+from engine.kernels.triton.mhc_mix import mix
 from engine.model.weights import HeadWeights
 
 
 @triton.jit
-def _weights(mixed, squares, scale, base, pre, rows, hidden, eps, hc_eps, SPLIT: tl.constexpr):
+def _collapse(
+    x, mixed, squares, scale, base, norm, out, rows, hidden, eps, hc_eps,
+    SPLIT: tl.constexpr, WIDE: tl.constexpr, NORMED: tl.constexpr,
+):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
-    stream = tl.arange(0, 4)
-    at = tl.arange(0, SPLIT).to(tl.int64) * rows + row
-    turn = tl.rsqrt(tl.sum(tl.load(squares + at), 0) / (4 * hidden) + eps)
-    value = tl.sum(tl.load(mixed + at[:, None] * 32 + stream[None, :]), 0) * turn
-    value = sigmoid(value * tl.load(scale) + tl.load(base + stream)) + hc_eps
-    tl.store(pre + row * 4 + stream, value)
+    u = collapsed(
+        x, mixed, squares, scale, base, norm, rows, hidden, eps, hc_eps, row, SPLIT, WIDE, NORMED, 0
+    )
+    channel = tl.arange(0, WIDE)
+    tl.store(out + row * hidden + channel, u, mask=channel < hidden)
 
 
 def collapse(streams: Tensor, head: HeadWeights, hc_eps: float, eps: float, *, normed: bool) -> Tensor:
@@ -41,11 +44,10 @@ def collapse(streams: Tensor, head: HeadWeights, hc_eps: float, eps: float, *, n
     out = torch.empty(rows, hidden, dtype=streams.dtype, device=streams.device)
     if rows == 0:
         return out
-    mixed, squares = mix(streams, head.fn)
-    pre = torch.empty(rows, 4, device=streams.device)
-    _weights[(rows,)](
-        mixed, squares, head.scale, head.base, pre, rows, hidden, eps, hc_eps, len(mixed), num_warps=1
-    )
+    _, mixed, squares = mix(streams, head.fn)
     wide = triton.next_power_of_2(hidden)
-    _collapse[(rows,)](streams, pre, head.norm, out, hidden, eps, wide, normed, num_warps=8)
+    _collapse[(rows,)](
+        streams, mixed, squares, head.scale, head.base, head.norm, out, rows, hidden, eps, hc_eps, len(mixed),
+        wide, normed, num_warps=4,
+    )  # fmt: skip
     return out

@@ -35,53 +35,66 @@ def _signs(WIDE: tl.constexpr):
 
 @triton.jit(do_not_specialize=["rows"])
 def _round_queries(
-    q, turns, weights, out, scaled, rows, heads, first, rotary, turn_stride, factor,
-    ROWS: tl.constexpr, WIDE: tl.constexpr, GROUP: tl.constexpr, CODED: tl.constexpr,
+    q, turns, weights, taken, out, scaled, rows, heads, first, rotary, turn_stride, factor,
+    ROWS: tl.constexpr, WIDE: tl.constexpr, GROUP: tl.constexpr, CODED: tl.constexpr, TAKEN: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     held = row < rows
-    at = row[:, None] * WIDE + tl.arange(0, WIDE)[None, :]
-    value = tl.load(q + at, mask=held[:, None], other=0.0).to(tl.float32)
-    value = turned(value, turns + (row // heads * turn_stride)[:, None], first, rotary, held, WIDE)
+    channel = tl.arange(0, WIDE)[None, :]
+    at = row[:, None] * WIDE + channel
+    token, source = row // heads, row
+    if TAKEN:
+        token = tl.load(taken + token, mask=held, other=0)
+        source = token * heads + row % heads
+    value = tl.load(q + source[:, None] * WIDE + channel, mask=held[:, None], other=0.0).to(tl.float32)
+    value = turned(value, turns + (token * turn_stride)[:, None], first, rotary, held, WIDE)
     value = product(convert(value, tl.bfloat16), _signs(WIDE), None) * factor
     value = convert(value, tl.bfloat16).to(tl.float32)
     if CODED:
         scale = tl.maximum(tl.max(tl.abs(value), 1), FLOOR) / 448.0
         codes = to_e4m3(value / scale[:, None], tl.zeros((1, 1), tl.int32))
         tl.store(out + at, codes, mask=held[:, None])
-        tl.store(scaled + row, tl.load(weights + row, mask=held, other=0.0) * scale, mask=held)
+        tl.store(scaled + row, tl.load(weights + source, mask=held, other=0.0) * scale, mask=held)
     else:
         value = e2m1_rounded(tl.reshape(value, (ROWS * WIDE,)), ROWS * WIDE, GROUP)
         near = tl.reshape(convert(value, tl.bfloat16), (ROWS, WIDE))
         tl.store(out + at, near, mask=held[:, None])
 
 
-def round_queries(q: Tensor, turns: Tensor) -> Tensor:
+def round_queries(q: Tensor, turns: Tensor, rows: Tensor | None = None) -> Tensor:
     """Rotated and transformed queries as FP4 with a power-of-two scale for 32 channels would give them back.
 
     q        bfloat16 [T, heads, Di], Di a power of two from 32 to 256
     turns    complex64 [T, 1, r / 2]
-    returns  bfloat16 [T, heads, Di]
+    rows     [n] int64, below T: the result has these rows; None: all
+    returns  bfloat16 [n, heads, Di]
     raises   ShapeMismatch
     """
-    out = torch.empty_like(q)
-    _run(q, turns, None, out, None)
+    out = q.new_empty(len(q if rows is None else rows), *q.shape[1:])
+    _run(q, turns, None, rows, out, None)
     return out
 
 
-def code_queries(q: Tensor, turns: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+def code_queries(
+    q: Tensor, turns: Tensor, weights: Tensor, rows: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """Rotated and transformed queries in FP8, and weights of heads that their scales are folded into.
 
-    q, turns  as `round_queries` takes them; weights float32 [T, heads]
-    returns   float8_e4m3fn [T, heads, Di], float32 [T, heads]: what `index_scores` takes with coded keys
-    raises    ShapeMismatch
+    q, turns and rows  as `round_queries` takes them; weights float32 [T, heads]
+    returns            float8_e4m3fn [n, heads, Di], float32 [n, heads]: what `index_scores` takes with keys
+                       that are coded
+    raises             ShapeMismatch
     """
-    out, scaled = torch.empty_like(q, dtype=torch.float8_e4m3fn), torch.empty_like(weights)
-    _run(q, turns, weights, out, scaled)
+    count = len(q if rows is None else rows)
+    out = q.new_empty(count, *q.shape[1:], dtype=torch.float8_e4m3fn)
+    scaled = weights.new_empty(count, *weights.shape[1:])
+    _run(q, turns, weights, rows, out, scaled)
     return out, scaled
 
 
-def _run(q: Tensor, turns: Tensor, weights: Tensor | None, out: Tensor, scaled: Tensor | None) -> None:
+def _run(
+    q: Tensor, turns: Tensor, weights: Tensor | None, taken: Tensor | None, out: Tensor, scaled: Tensor | None
+) -> None:
     tokens, heads, wide = q.shape
     rotary = 2 * turns.shape[-1]
     if (
@@ -90,10 +103,11 @@ def _run(q: Tensor, turns: Tensor, weights: Tensor | None, out: Tensor, scaled: 
         or (weights is not None and (tuple(weights.shape) != (tokens, heads) or not weights.is_contiguous()))
     ):  # fmt: skip
         raise ShapeMismatch(f"q {q.dtype} {tuple(q.shape)}, turns {tuple(turns.shape)}")
-    if not q.numel():
+    rows = len(out) * heads
+    if not rows:
         return
     pairs = torch.view_as_real(turns.squeeze(1).contiguous())
-    _round_queries[(triton.cdiv(tokens * heads, ROWS),)](
-        q, pairs, weights, out, scaled, tokens * heads, heads, wide - rotary, rotary, pairs.stride(0),
-        wide**-0.5, ROWS, wide, KEY_GROUP, weights is not None,
+    _round_queries[(triton.cdiv(rows, ROWS),)](
+        q, pairs, weights, taken, out, scaled, rows, heads, wide - rotary, rotary, pairs.stride(0),
+        wide**-0.5, ROWS, wide, KEY_GROUP, weights is not None, taken is not None,
     )  # fmt: skip

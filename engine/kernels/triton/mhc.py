@@ -1,4 +1,4 @@
-"""Manifold-constrained hyper-connections: mixing weights, Sinkhorn, collapse and norm; and the way back.
+"""Manifold-constrained hyper-connections: into a sub-block, out of it, and from one to the next.
 
 Source: DeepSeek-V4's reference formulas, which `TorchOps.mhc_pre` and `mhc_post` state.
 """
@@ -13,211 +13,83 @@ import triton.language as tl
 from torch import Tensor
 
 from engine.errors import ShapeMismatch
-from engine.kernels.triton.formats import convert, product, sigmoid
-from engine.kernels.triton.linear import multiprocessors
+from engine.kernels.triton.formats import AMAX_FLOOR, GROUP
+from engine.kernels.triton.mhc_enter import _enter
+from engine.kernels.triton.mhc_mix import Result, left, mix, way
+from engine.model.coded_rows import CodedRows, Rows
 from engine.model.weights import MhcWeights
 
 STREAMS = 4
-MIX_ROWS, MIX_CHANNELS = 16, 64
-MAX_SPLIT = 64
-
-
-@triton.jit
-def _times(value, weight, total):
-    """total + value weight^T as float32 gives it; value [R, K], weight float32 [N, K]."""
-    if value.dtype == tl.bfloat16:
-        # Three bfloat16 hold a float32; products of bfloat16 are exact.
-        high = weight.to(tl.bfloat16)
-        weight -= high.to(tl.float32)
-        middle = weight.to(tl.bfloat16)
-        weight -= middle.to(tl.float32)
-        total = product(value, tl.trans(weight.to(tl.bfloat16)), total)
-        total = product(value, tl.trans(middle), total)
-        total = product(value, tl.trans(high), total)
-    else:
-        total = tl.dot(value, tl.trans(weight), total, input_precision="tf32x3")
-    return total
-
-
-@triton.jit
-def _mix(
-    x, fn, mixed, squares, rows, columns,
-    SPLIT: tl.constexpr, ROWS: tl.constexpr, WIDE: tl.constexpr, OUTPUTS: tl.constexpr,
-):  # fmt: skip
-    t = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    split = tl.program_id(1)
-    t_read = tl.where(t < rows, t, 0).to(tl.int64)
-    output = tl.arange(0, 32)
-    k = tl.arange(0, WIDE)
-    steps = tl.cdiv(columns, WIDE)
-    share = tl.cdiv(steps, SPLIT)
-    total = tl.zeros((ROWS, 32), tl.float32)
-    square = tl.zeros((ROWS, WIDE), tl.float32)
-    for step in range(split * share, tl.minimum((split + 1) * share, steps)):
-        channel = step * WIDE + k
-        held = (channel < columns)[None, :]
-        value = tl.load(x + t_read[:, None] * columns + channel[None, :], mask=held, other=0.0)
-        rest = held & (output < OUTPUTS)[:, None]
-        weight = tl.load(fn + output[:, None] * columns + channel[None, :], mask=rest, other=0.0)
-        total = _times(value, weight, total)
-        value = value.to(tl.float32)
-        square += value * value
-    at = split.to(tl.int64) * rows + t
-    tl.store(mixed + at[:, None] * 32 + output[None, :], total, mask=(t < rows)[:, None])
-    tl.store(squares + at, tl.sum(square, 1), mask=t < rows)
-
-
-@triton.jit
-def _pick(values, lane, i):
-    return tl.sum(tl.where(lane == i, values, 0.0), 0)
-
-
-@triton.jit
-def _softmax(a, b, c, d, eps):
-    top = tl.maximum(tl.maximum(a, b), tl.maximum(c, d))
-    a, b, c, d = tl.exp(a - top), tl.exp(b - top), tl.exp(c - top), tl.exp(d - top)
-    total = a + b + c + d
-    return a / total + eps, b / total + eps, c / total + eps, d / total + eps
-
-
-@triton.jit
-def _unit(a, b, c, d, eps):
-    turn = 1.0 / (a + b + c + d + eps)
-    return a * turn, b * turn, c * turn, d * turn
-
-
-@triton.jit
-def _gates(
-    mixed, squares, scale, base, pre, post, comb, rows, hidden, eps, hc_eps,
-    ITERATIONS: tl.constexpr, SPLIT: tl.constexpr,
-):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64)
-    lane = tl.arange(0, 32)
-    at = tl.arange(0, SPLIT).to(tl.int64) * rows + row
-    turn = tl.rsqrt(tl.sum(tl.load(squares + at), 0) / (4 * hidden) + eps)
-    mix = tl.sum(tl.load(mixed + at[:, None] * 32 + lane[None, :]), 0) * turn
-    used = lane < 24
-    mix = mix * tl.load(scale + lane, mask=used, other=0.0) + tl.load(base + lane, mask=used, other=0.0)
-    gate = sigmoid(mix)
-    tl.store(pre + row * 4 + lane, gate + hc_eps, mask=lane < 4)
-    tl.store(post + row * 4 + lane - 4, 2.0 * gate, mask=(lane >= 4) & (lane < 8))
-    # One value a register: sixteen of them need no exchange between lanes.
-    a0, a1, a2, a3 = _pick(mix, lane, 8), _pick(mix, lane, 9), _pick(mix, lane, 10), _pick(mix, lane, 11)
-    b0, b1, b2, b3 = _pick(mix, lane, 12), _pick(mix, lane, 13), _pick(mix, lane, 14), _pick(mix, lane, 15)
-    c0, c1, c2, c3 = _pick(mix, lane, 16), _pick(mix, lane, 17), _pick(mix, lane, 18), _pick(mix, lane, 19)
-    d0, d1, d2, d3 = _pick(mix, lane, 20), _pick(mix, lane, 21), _pick(mix, lane, 22), _pick(mix, lane, 23)
-    a0, a1, a2, a3 = _softmax(a0, a1, a2, a3, hc_eps)
-    b0, b1, b2, b3 = _softmax(b0, b1, b2, b3, hc_eps)
-    c0, c1, c2, c3 = _softmax(c0, c1, c2, c3, hc_eps)
-    d0, d1, d2, d3 = _softmax(d0, d1, d2, d3, hc_eps)
-    a0, b0, c0, d0 = _unit(a0, b0, c0, d0, hc_eps)
-    a1, b1, c1, d1 = _unit(a1, b1, c1, d1, hc_eps)
-    a2, b2, c2, d2 = _unit(a2, b2, c2, d2, hc_eps)
-    a3, b3, c3, d3 = _unit(a3, b3, c3, d3, hc_eps)
-    for _ in range(ITERATIONS - 1):
-        a0, a1, a2, a3 = _unit(a0, a1, a2, a3, hc_eps)
-        b0, b1, b2, b3 = _unit(b0, b1, b2, b3, hc_eps)
-        c0, c1, c2, c3 = _unit(c0, c1, c2, c3, hc_eps)
-        d0, d1, d2, d3 = _unit(d0, d1, d2, d3, hc_eps)
-        a0, b0, c0, d0 = _unit(a0, b0, c0, d0, hc_eps)
-        a1, b1, c1, d1 = _unit(a1, b1, c1, d1, hc_eps)
-        a2, b2, c2, d2 = _unit(a2, b2, c2, d2, hc_eps)
-        a3, b3, c3, d3 = _unit(a3, b3, c3, d3, hc_eps)
-    out = comb + row * 16
-    _store(out, a0, a1, a2, a3)
-    _store(out + 4, b0, b1, b2, b3)
-    _store(out + 8, c0, c1, c2, c3)
-    _store(out + 12, d0, d1, d2, d3)
-
-
-@triton.jit
-def _store(at, a, b, c, d):
-    tl.store(at, a)
-    tl.store(at + 1, b)
-    tl.store(at + 2, c)
-    tl.store(at + 3, d)
-
-
-@triton.jit
-def _collapse(x, pre, norm, out, hidden, eps, WIDE: tl.constexpr, NORMED: tl.constexpr):
-    row = tl.program_id(0).to(tl.int64)
-    channel = tl.arange(0, WIDE)
-    held = channel < hidden
-    u = tl.zeros((WIDE,), tl.float32)
-    for j in tl.static_range(4):
-        stream = tl.load(x + (row * 4 + j) * hidden + channel, mask=held, other=0.0).to(tl.float32)
-        u += tl.load(pre + row * 4 + j) * stream
-    u = convert(u, out.dtype.element_ty).to(tl.float32)
-    if NORMED:
-        u = u * tl.rsqrt(tl.sum(u * u, 0) / hidden + eps)
-        u = u * tl.load(norm + channel, mask=held, other=0.0)
-    tl.store(out + row * hidden + channel, convert(u, out.dtype.element_ty), mask=held)
+GATED_ROWS, PARTS = 16, 128
+"""Rows of a program of Sinkhorn's, and parts of sums that it reads: of few rows many, of many rows few."""
 
 
 @triton.jit
 def _post(y, x, post, comb, out, hidden, WIDE: tl.constexpr):
-    row = tl.program_id(0).to(tl.int64)
-    channel = tl.program_id(1) * WIDE + tl.arange(0, WIDE)
+    row = tl.program_id(0).to(tl.int64) + tl.arange(0, 1)
+    channel = tl.program_id(1) * WIDE + tl.arange(0, WIDE)[None, :]
     held = channel < hidden
-    own = tl.load(y + row * hidden + channel, mask=held, other=0.0).to(tl.float32)
-    at = row * 4 * hidden + channel
-    s0 = tl.load(x + at, mask=held, other=0.0).to(tl.float32)
-    s1 = tl.load(x + at + hidden, mask=held, other=0.0).to(tl.float32)
-    s2 = tl.load(x + at + 2 * hidden, mask=held, other=0.0).to(tl.float32)
-    s3 = tl.load(x + at + 3 * hidden, mask=held, other=0.0).to(tl.float32)
+    own = tl.load(y + row[:, None] * hidden + channel, mask=held, other=0.0)
+    at = row[:, None] * 4 * hidden + channel
+    s0 = tl.load(x + at, mask=held, other=0.0)
+    s1 = tl.load(x + at + hidden, mask=held, other=0.0)
+    s2 = tl.load(x + at + 2 * hidden, mask=held, other=0.0)
+    s3 = tl.load(x + at + 3 * hidden, mask=held, other=0.0)
     for k in tl.static_range(4):
-        c = comb + row * 16 + k
-        value = tl.load(post + row * 4 + k) * own
-        value += tl.load(c) * s0 + tl.load(c + 4) * s1 + tl.load(c + 8) * s2 + tl.load(c + 12) * s3
-        tl.store(out + at + k * hidden, convert(value, out.dtype.element_ty), mask=held)
-
-
-def mix(streams: Tensor, fn: Tensor) -> tuple[Tensor, Tensor]:
-    """Products of streams [T, 4, H] with fn [n <= 32, 4 H] and sums of squares, in parts to be added.
-
-    returns  [parts, T, 32], of which the first n are filled, and [parts, T], float32
-    """
-    rows, device = streams.shape[0], streams.device
-    block = MIX_ROWS if rows <= 64 else 4 * MIX_ROWS
-    blocks, split = triton.cdiv(rows, block), 1
-    while split < MAX_SPLIT and blocks * split < multiprocessors(device):
-        split *= 2
-    mixed = torch.empty(split, rows, 32, device=device)
-    squares = torch.empty(split, rows, device=device)
-    outputs, columns = fn.shape
-    _mix[(blocks, split)](
-        streams, fn, mixed, squares, rows, columns, split, block, MIX_CHANNELS, outputs, num_stages=3
-    )
-    return mixed, squares
+        p, c0, c1, c2, c3 = way(post, comb, row, k)
+        value = left(own, s0, s1, s2, s3, p, c0, c1, c2, c3, out.dtype.element_ty)
+        tl.store(out + at + k * hidden, value, mask=held)
 
 
 def mhc_pre(
     streams: Tensor, mhc: MhcWeights, iterations: int, hc_eps: float, eps: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Mixing weights of a sub-block and its normalised input, in three kernels.
+) -> tuple[Rows, Tensor, Tensor]:
+    """Mixing weights of a sub-block and its normalised input, in two kernels.
 
     streams  [T, 4, H] bfloat16 or float32, contiguous
     mhc      fn [24, 4 H], base and scale [24], norm [H], float32
-    returns  (RMSNorm of the collapsed input [T, H] in streams' type, post [T, 4], comb [T, 4, 4] float32)
+    returns  (RMSNorm of the collapsed input [T, H] in streams' type, post [T, 4], comb [T, 4, 4] float32);
+             of bfloat16 in whole groups of 128 channels the input comes with its codes
     raises   ShapeMismatch
     """
-    rows, hc, hidden = streams.shape
-    if hc != STREAMS or not streams.is_contiguous() or tuple(mhc.fn.shape) != (24, 4 * hidden):
-        raise ShapeMismatch(f"streams {tuple(streams.shape)}, fn {tuple(mhc.fn.shape)}; the kernel takes 4")
-    device = streams.device
-    out = torch.empty(rows, hidden, dtype=streams.dtype, device=device)
+    _check(streams, mhc)
+    return _entered(*mix(streams, mhc.fn), mhc, iterations, hc_eps, eps)
+
+
+def mhc_next(
+    result: Result, streams: Tensor, mhc: MhcWeights, iterations: int, hc_eps: float, eps: float
+) -> tuple[Tensor, Rows, Tensor, Tensor]:
+    """`mhc_post` of a sub-block's result, then `mhc_pre` of the next one, in two kernels.
+
+    streams  [T, 4, H] bfloat16 or float32, contiguous; mhc of the next sub-block
+    returns  the streams between them, and what `mhc_pre` returns
+    raises   ShapeMismatch
+    """
+    _check(streams, mhc)
+    _check_result(result, streams)
+    streams, mixed, squares = mix(streams, mhc.fn, result)
+    return streams, *_entered(streams, mixed, squares, mhc, iterations, hc_eps, eps)
+
+
+def _entered(
+    streams: Tensor, mixed: Tensor, squares: Tensor, mhc: MhcWeights, iterations: int, hc_eps: float,
+    eps: float,
+) -> tuple[Rows, Tensor, Tensor]:  # fmt: skip
+    """What `mhc_pre` returns, from what `mix` does."""
+    (rows, _, hidden), device = streams.shape, streams.device
+    x = torch.empty(rows, hidden, dtype=streams.dtype, device=device)
     post, comb = torch.empty(rows, 4, device=device), torch.empty(rows, 4, 4, device=device)
-    if rows == 0:
-        return out, post, comb
-    mixed, squares = mix(streams, mhc.fn)
-    pre = torch.empty(rows, 4, device=device)
-    _gates[(rows,)](
-        mixed, squares, mhc.scale, mhc.base, pre, post, comb, rows, hidden, eps, hc_eps, iterations,
-        len(mixed), num_warps=1,
-    )  # fmt: skip
-    wide = triton.next_power_of_2(hidden)
-    _collapse[(rows,)](streams, pre, mhc.norm, out, hidden, eps, wide, True, num_warps=8)
-    return out, post, comb
+    coded = hidden % GROUP == 0 and streams.dtype == torch.bfloat16
+    codes = torch.empty(rows, hidden, dtype=torch.float8_e4m3fn, device=device) if coded else x
+    scales = torch.empty(rows, hidden // GROUP, device=device) if coded else x
+    wide = max(triton.next_power_of_2(hidden), GROUP)
+    if rows:
+        block = min(GATED_ROWS, max(1, PARTS // len(mixed)))
+        _enter[(rows + triton.cdiv(rows, block),)](
+            streams, mixed, squares, mhc.scale, mhc.base, mhc.norm, x, codes, scales, post, comb, rows,
+            hidden, eps, hc_eps, iterations, len(mixed), block, wide, coded, GROUP, AMAX_FLOOR, num_warps=4,
+        )  # fmt: skip
+    return CodedRows(x, codes, scales) if coded else x, post, comb
 
 
 def mhc_post(y: Tensor, streams: Tensor, post: Tensor, comb: Tensor) -> Tensor:
@@ -226,15 +98,23 @@ def mhc_post(y: Tensor, streams: Tensor, post: Tensor, comb: Tensor) -> Tensor:
     y        [T, H]; streams [T, 4, H]; post [T, 4], comb [T, 4, 4] float32; all contiguous
     raises   ShapeMismatch
     """
-    rows, hc, hidden = streams.shape
-    if (
-        hc != STREAMS
-        or tuple(y.shape) != (rows, hidden)
-        or not (y.is_contiguous() and streams.is_contiguous())
-    ):
-        raise ShapeMismatch(f"y {tuple(y.shape)}, streams {tuple(streams.shape)}; the kernel takes 4")
+    _check_result(Result(y, post, comb), streams)
+    rows, _, hidden = streams.shape
     out = torch.empty_like(streams)
     if rows:
         wide = min(1024, triton.next_power_of_2(hidden))
         _post[(rows, triton.cdiv(hidden, wide))](y, streams, post, comb, out, hidden, wide)
     return out
+
+
+def _check(streams: Tensor, mhc: MhcWeights) -> None:
+    _, hc, hidden = streams.shape
+    if hc != STREAMS or not streams.is_contiguous() or tuple(mhc.fn.shape) != (24, 4 * hidden):
+        raise ShapeMismatch(f"streams {tuple(streams.shape)}, fn {tuple(mhc.fn.shape)}; the kernel takes 4")
+
+
+def _check_result(result: Result, streams: Tensor) -> None:
+    (rows, hc, hidden), y = streams.shape, result.y
+    whole = y.is_contiguous() and streams.is_contiguous()
+    if hc != STREAMS or tuple(y.shape) != (rows, hidden) or not whole:
+        raise ShapeMismatch(f"y {tuple(y.shape)}, streams {tuple(streams.shape)}; the kernel takes 4")

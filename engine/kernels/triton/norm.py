@@ -1,4 +1,7 @@
-"""RMSNorm over rows. Source: torch's rms_norm in float32, one rounding at the end."""
+"""RMSNorm over rows, with FP8 codes where products follow.
+
+Source: torch's rms_norm in float32, one rounding at the end.
+"""
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, misc"
 
@@ -10,7 +13,9 @@ import triton.language as tl
 from torch import Tensor
 
 from engine.errors import ShapeMismatch
-from engine.kernels.triton.formats import convert
+from engine.kernels.triton.coded import coded
+from engine.kernels.triton.formats import AMAX_FLOOR, GROUP, convert
+from engine.model.coded_rows import CodedRows, Rows
 
 ELEMENTS = 4096
 """Values of a program, in as many whole rows as fit."""
@@ -18,8 +23,9 @@ ELEMENTS = 4096
 
 @triton.jit
 def _rms_norm(
-    x, weight, out, rows, columns, x_stride, eps,
-    ROWS: tl.constexpr, WIDE: tl.constexpr, WEIGHTED: tl.constexpr,
+    x, weight, out, codes, scales, rows, columns, x_stride, eps,
+    ROWS: tl.constexpr, WIDE: tl.constexpr, WEIGHTED: tl.constexpr, CODED: tl.constexpr, SIZE: tl.constexpr,
+    FLOOR: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     channel = tl.arange(0, WIDE)
@@ -28,9 +34,15 @@ def _rms_norm(
     turned = value * tl.rsqrt(tl.sum(value * value, 1) / columns + eps)[:, None]
     if WEIGHTED:
         turned = turned * tl.load(weight + channel, mask=channel < columns, other=0.0)[None, :]
-    tl.store(
-        out + row[:, None] * columns + channel[None, :], convert(turned, out.dtype.element_ty), mask=held
-    )
+    turned = convert(turned, out.dtype.element_ty)
+    at = row[:, None] * columns + channel[None, :]
+    tl.store(out + at, turned, mask=held)
+    if CODED:
+        code, scale = coded(tl.reshape(turned, (ROWS * WIDE,)), ROWS * WIDE, SIZE, FLOOR)
+        tl.store(codes + at, tl.reshape(code, (ROWS, WIDE)), mask=held)
+        group, groups = tl.arange(0, WIDE // SIZE)[None, :], columns // SIZE
+        scale = tl.reshape(scale, (ROWS, WIDE // SIZE))
+        tl.store(scales + row[:, None] * groups + group, scale, mask=(row < rows)[:, None] & (group < groups))
 
 
 def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
@@ -45,12 +57,36 @@ def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
     if flat.stride(1) != 1 or (weight is not None and tuple(weight.shape) != (columns,)):
         raise ShapeMismatch(f"x is {tuple(x.shape)} with strides {x.stride()}; the weight must fit it")
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    _run(flat, weight, eps, out, out, out, coded=False)
+    return out
+
+
+def norm_rows(x: Tensor, weight: Tensor, eps: float) -> Rows:
+    """RMSNorm of x [T, K], with the codes of FP8 products where K is a multiple of 128 and x bfloat16.
+
+    weight  [K] float32
+    raises  ShapeMismatch
+    """
+    rows, columns = x.shape
+    if x.dtype != torch.bfloat16 or columns % GROUP:
+        return rms_norm(x, weight, eps)
+    if x.stride(1) != 1 or tuple(weight.shape) != (columns,):
+        raise ShapeMismatch(f"x is {tuple(x.shape)} with strides {x.stride()}; the weight must fit it")
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    codes = torch.empty(x.shape, dtype=torch.float8_e4m3fn, device=x.device)
+    scales = torch.empty(rows, columns // GROUP, dtype=torch.float32, device=x.device)
+    _run(x, weight, eps, out, codes, scales, coded=True)
+    return CodedRows(out, codes, scales)
+
+
+def _run(
+    x: Tensor, weight: Tensor | None, eps: float, out: Tensor, codes: Tensor, scales: Tensor, *, coded: bool
+) -> None:
+    rows, columns = x.shape
     wide = triton.next_power_of_2(columns)
     block = max(1, ELEMENTS // wide)
-    rows = flat.shape[0]
     if rows:
         _rms_norm[(triton.cdiv(rows, block),)](
-            flat, weight, out, rows, columns, flat.stride(0), eps, block, wide, weight is not None,
-            num_warps=8 if wide >= 2048 else 4,
+            x, weight, out, codes, scales, rows, columns, x.stride(0), eps, block, wide, weight is not None,
+            coded, GROUP, AMAX_FLOOR, num_warps=8 if wide >= 2048 else 4,
         )  # fmt: skip
-    return out

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from engine.kernels.triton import oracle, oracle_attention, oracle_compress
+from engine.model.coded_rows import Rows, values_of
 from engine.model.expert_weights import MoeWeights
 from engine.model.keys import AnyKeys, Keys, counts
 from engine.model.ops import TorchOps
@@ -21,19 +22,19 @@ class OracleOps(TorchOps):
     keeps = True
     ranged = True
 
-    def linear(self, x: Tensor, weight: Weight) -> Tensor:
+    def linear(self, x: Rows, weight: Weight) -> Tensor:
         """As TritonOps.linear."""
         if not isinstance(weight, Fp8Weight):
             return super().linear(x, weight)
-        return oracle.linear(oracle.rounded(x), weight).to(torch.bfloat16)
+        return oracle.linear(oracle.rounded(values_of(x)), weight).to(torch.bfloat16)
 
     def project(self, x: Tensor, weight: Tensor) -> Tensor:
         """As TorchOps.project."""
         return F.linear(x.float(), weight.float())
 
-    def linear_to(self, x: Tensor, weight: Tensor, bias: Tensor, out: Tensor) -> None:
+    def linear_to(self, x: Tensor, weight: Tensor, biases: Tensor, at: Tensor, out: Tensor) -> None:
         """As TorchOps.linear_to."""
-        torch.add(self.project(x, weight), bias, out=out)
+        torch.add(self.project(x, weight), biases.index_select(0, at), out=out)
 
     def group_linear(self, x: Tensor, weight: Weight) -> Tensor:
         """As TritonOps.group_linear."""
@@ -64,11 +65,14 @@ class OracleOps(TorchOps):
         return oracle_attention.attend(q, window, compressed, sink, turns).to(q.dtype)
 
     def index_queries(
-        self, q: Tensor, turns: Tensor, weights: Tensor, rounding: Rounding, coded: bool
-    ) -> tuple[Tensor, Tensor]:
+        self, q: Tensor, turns: Tensor, weights: Tensor, rounding: Rounding, coded: bool,
+        rows: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """As TritonOps.index_queries: codes, their scales in the weights."""
         if not coded:
-            return super().index_queries(q, turns, weights, rounding, coded)
+            return super().index_queries(q, turns, weights, rounding, coded, rows)
+        if rows is not None:
+            q, turns, weights = (part.index_select(0, rows) for part in (q, turns, weights))
         self.rotate(q, turns)
         codes, scales = index_codes(q)
         return codes, weights * scales

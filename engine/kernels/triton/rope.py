@@ -1,4 +1,4 @@
-"""RMSNorm of heads and rotary embedding, in place.
+"""RMSNorm of heads and rotary embedding, in place or of chosen rows.
 
 Pairs (2i, 2i + 1) of the last channels turn by unit complex numbers. Each vector is wholly loaded before its
 first store, so that input and output may be one. Norm and rotation each round to x's type, as the oracle
@@ -42,14 +42,16 @@ def turned(value, turns, first, rotary, held, WIDE: tl.constexpr):
 
 @triton.jit(do_not_specialize=["rows"])
 def _rotate(
-    x, turns, rows, heads, first, rotary, columns, eps, token_stride, head_stride, turn_stride,
-    ROWS: tl.constexpr, WIDE: tl.constexpr, NORMED: tl.constexpr,
+    x, turns, taken, out, rows, heads, first, rotary, columns, eps, token_stride, head_stride, turn_stride,
+    ROWS: tl.constexpr, WIDE: tl.constexpr, NORMED: tl.constexpr, TAKEN: tl.constexpr,
 ):  # fmt: skip
     # Without a norm a program touches the channels that turn, and no others.
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     token, head = row // heads, row % heads
     channel = tl.arange(0, WIDE)
     held = row < rows
+    if TAKEN:
+        token = tl.load(taken + token, mask=held, other=0)
     place = x + (token * token_stride + head * head_stride)[:, None] + channel[None, :]
     inside = held[:, None] & (channel < columns)[None, :]
     value = tl.load(place, mask=inside, other=0.0).to(tl.float32)
@@ -57,6 +59,8 @@ def _rotate(
         value = value * tl.rsqrt(tl.sum(value * value, 1) / columns + eps)[:, None]
         value = convert(value, x.dtype.element_ty).to(tl.float32)
     value = turned(value, turns + (token * turn_stride)[:, None], first, rotary, held, WIDE)
+    if TAKEN:
+        place = out + (row * columns)[:, None] + channel[None, :]
     tl.store(place, convert(value, x.dtype.element_ty), mask=inside)
 
 
@@ -68,30 +72,36 @@ def rotate(x: Tensor, turns: Tensor) -> None:
     raises  ShapeMismatch
     """
     rotary = 2 * turns.shape[-1]
-    _run(x[..., x.shape[-1] - rotary :], _pairs(x, turns), 0, rotary, None)
+    _run(x[..., x.shape[-1] - rotary :], _pairs(x, turns), 0, rotary, None, None)
 
 
-def q_norm_rope(q: Tensor, turns: Tensor, eps: float) -> None:
-    """RMSNorm of each head, without weight, then the rotation of its last r channels; in place.
+def q_norm_rope(q: Tensor, turns: Tensor, eps: float, rows: Tensor | None = None) -> Tensor:
+    """RMSNorm of each head, without weight, then the rotation of its last r channels.
 
-    q       [T, heads, D] bfloat16 or float32, channels contiguous, other strides free
-    turns   [T, 1, r / 2] complex64
-    raises  ShapeMismatch
+    q        [T, heads, D] bfloat16 or float32, channels contiguous, other strides free
+    turns    [T, 1, r / 2] complex64
+    rows     [n] int64, below T
+    returns  these rows [n, heads, D]; without rows, q, which it was made in
+    raises   ShapeMismatch
     """
     rotary = 2 * turns.shape[-1]
-    _run(q, _pairs(q, turns), q.shape[-1] - rotary, rotary, eps)
+    return _run(q, _pairs(q, turns), q.shape[-1] - rotary, rotary, eps, rows)
 
 
-def _run(x: Tensor, pairs: Tensor, first: int, rotary: int, eps: float | None) -> None:
-    tokens, heads, columns = x.shape
+def _run(
+    x: Tensor, pairs: Tensor, first: int, rotary: int, eps: float | None, taken: Tensor | None
+) -> Tensor:
+    tokens, heads, columns = x.shape if taken is None else (len(taken), *x.shape[1:])
+    out = x if taken is None else x.new_empty(tokens, heads, columns)
     wide = triton.next_power_of_2(columns)
     block = max(1, ELEMENTS // wide)
     rows = tokens * heads
     if rows:
         _rotate[(triton.cdiv(rows, block),)](
-            x, pairs, rows, heads, first, rotary, columns, eps or 0.0, x.stride(0), x.stride(1),
-            pairs.stride(0), block, wide, eps is not None, num_warps=4,
+            x, pairs, taken, out, rows, heads, first, rotary, columns, eps or 0.0, x.stride(0), x.stride(1),
+            pairs.stride(0), block, wide, eps is not None, taken is not None, num_warps=4,
         )  # fmt: skip
+    return out
 
 
 def _pairs(x: Tensor, turns: Tensor) -> Tensor:

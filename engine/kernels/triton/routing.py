@@ -32,15 +32,18 @@ def _score(logit):
 
 @triton.jit
 def _route(
-    logits, bias, table, tokens, ids, weights, experts, vocabulary, scaling,
+    logits, bias, table, tokens, ids, weights, rows, experts, vocabulary, scaling,
     COUNT: tl.constexpr, PADDED: tl.constexpr, WIDE: tl.constexpr, HASHED: tl.constexpr,
+    PARTS: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     expert = tl.arange(0, WIDE)
     place = tl.arange(0, PADDED)
     token = tl.load(tokens + row)
     known = (token >= 0) & (token < vocabulary)
-    score = _score(tl.load(logits + row * experts + expert, mask=expert < experts, other=0.0))
+    part = tl.arange(0, PARTS)[:, None].to(tl.int64) * rows + row
+    logit = tl.load(logits + part * experts + expert[None, :], mask=(expert < experts)[None, :], other=0.0)
+    score = _score(tl.sum(logit, 0))
     chosen = tl.full((PADDED,), -1, tl.int32)
     weight = tl.zeros((PADDED,), tl.float32)
     ranking = score
@@ -119,13 +122,14 @@ def route(
 ) -> tuple[Tensor, Tensor]:
     """Experts of each row, best first, and their weights.
 
-    logits   [T, E] float32
+    logits   [T, E] float32, or in parts [P, T, E] to be added up, P a power of two
     tokens   [T] token ids; -1 (and any id outside the table) is padding: ids -1, weights 0
     bias     [E] float32, or none and table [V, k] of expert ids by token, int32 or int64
     returns  ids int32 [T, k], weights float32 [T, k]
     raises   ShapeMismatch
     """
-    rows, experts = logits.shape
+    parts = logits if logits.dim() == 3 else logits.unsqueeze(0)
+    split, rows, experts = parts.shape
     if (bias is None) == (table is None) or count > experts or not logits.is_contiguous():
         raise ShapeMismatch(f"{count} of {experts} experts; takes a bias or a table, not both")
     ids = torch.empty(rows, count, dtype=torch.int32, device=logits.device)
@@ -133,8 +137,9 @@ def route(
     if rows:
         vocabulary = 2**31 - 1 if table is None else table.shape[0]
         _route[(rows,)](
-            logits, bias, table, tokens, ids, weights, experts, vocabulary, scaling, count,
-            triton.next_power_of_2(count), triton.next_power_of_2(experts), table is not None, num_warps=1,
+            parts, bias, table, tokens, ids, weights, rows, experts, vocabulary, scaling, count,
+            triton.next_power_of_2(count), triton.next_power_of_2(experts), table is not None, split,
+            num_warps=1,
         )  # fmt: skip
     return ids, weights
 

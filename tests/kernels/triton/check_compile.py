@@ -9,7 +9,20 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from engine.kernels.triton import combine, experts, head, linear, mhc, norm, pack, quantise, routing
+from engine.kernels.triton import (
+    combine,
+    experts,
+    head,
+    linear,
+    mhc,
+    mhc_enter,
+    mhc_mix,
+    norm,
+    pack,
+    project,
+    quantise,
+    routing,
+)
 
 HOPPER = GPUTarget("cuda", 90, 32)
 POINTERS = {
@@ -41,15 +54,34 @@ CASES: dict[str, tuple[Any, dict[str, str], dict[str, Any]]] = {
         linear._linear, {"x_scales": "*bf16", "w": "*fp8e4nv"},
         {"ROWS": 16, "OUTPUTS": 64, "SPLIT": 1, "SWAP": True, "CODED": False, "SIZE": 128},
     ),
-    "rms_norm": (norm._rms_norm, {}, {"ROWS": 1, "WIDE": 4096, "WEIGHTED": True}),
-    "mix": (mhc._mix, {}, {"SPLIT": 16, "ROWS": 16, "WIDE": 64, "OUTPUTS": 24}),
-    "mix fp32": (mhc._mix, {"x": "*fp32"}, {"SPLIT": 16, "ROWS": 16, "WIDE": 64, "OUTPUTS": 24}),
-    "gates": (mhc._gates, {}, {"ITERATIONS": 20, "SPLIT": 16}),
-    "collapse": (mhc._collapse, {}, {"WIDE": 4096, "NORMED": True}),
-    "head weights": (head._weights, {}, {"SPLIT": 16}),
+    "norm_rows": (
+        norm._rms_norm, {"codes": "*fp8e4nv", "scales": "*fp32"},
+        {"ROWS": 4, "WIDE": 1024, "WEIGHTED": True, "CODED": True, "SIZE": 128, "FLOOR": 1e-4},
+    ),
+    "mix": (mhc_mix._mix, {}, {"SPLIT": 16, "ROWS": 64, "WIDE": 32, "OUTPUTS": 24, "LEFT": True}),
+    "mix fp32": (
+        mhc_mix._mix, {"x": "*fp32", "y": "*fp32", "out": "*fp32"},
+        {"SPLIT": 16, "ROWS": 16, "WIDE": 32, "OUTPUTS": 24, "LEFT": False},
+    ),
+    "mix row": (mhc_mix._mix_row, {}, {"SPLIT": 64, "WIDE": 64, "OUTPUTS": 24, "LEFT": True}),
+    "enter": (
+        mhc_enter._enter, {"codes": "*fp8e4nv", "scales": "*fp32"},
+        {"ITERATIONS": 20, "SPLIT": 64, "ROWS": 2, "WIDE": 4096, "CODED": True, "SIZE": 128, "FLOOR": 1e-4},
+    ),
+    "collapse": (head._collapse, {}, {"SPLIT": 64, "WIDE": 4096, "NORMED": True}),
     "post": (mhc._post, {}, {"WIDE": 1024}),
-    "route": (routing._route, {}, {"COUNT": 6, "PADDED": 8, "WIDE": 256, "HASHED": False}),
-    "route by token": (routing._route, {}, {"COUNT": 6, "PADDED": 8, "WIDE": 256, "HASHED": True}),
+    "route": (routing._route, {}, {"COUNT": 6, "PADDED": 8, "WIDE": 256, "HASHED": False, "PARTS": 16}),
+    "route by token": (
+        routing._route, {}, {"COUNT": 6, "PADDED": 8, "WIDE": 256, "HASHED": True, "PARTS": 1}
+    ),
+    "project": (
+        project._project, {"w": "*bf16", "parts": "*fp32"},
+        {"SPLIT": 8, "ROWS": 16, "OUTPUTS": 64, "WIDE": 128},
+    ),
+    "add parts": (
+        project._add, {"parts": "*fp32", "biases": "*fp32", "at": "*i64", "out": "*fp32"},
+        {"PARTS": 8, "WIDE": 1024},
+    ),
     "count": (routing._count, {}, {"CHUNK": 512}),
     "sort": (routing._sort, {}, {"ROWS": 16, "WIDE": 256, "CHUNK": 512}),
     "gate_up": (

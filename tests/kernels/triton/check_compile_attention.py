@@ -50,7 +50,7 @@ ATTENDED = {
     "few coded": (replace(attend.FEW[FP8], tiles=2), "*u8", False),
 }
 OTHERS: dict[str, tuple[Any, dict[str, str], dict[str, Any]]] = {
-    "q_norm_rope": (rope._rotate, {}, {"ROWS": 8, "WIDE": 512, "NORMED": True}),
+    "q_norm_rope": (rope._rotate, {"taken": "*i64"}, {"ROWS": 8, "WIDE": 512, "NORMED": True, "TAKEN": True}),
     "store": stored("*bf16", 1),
     "store coded": stored("*u8", 2),
     "combine": (attend_kernels._combine_parts, {}, {"PARTS": 8, "TURNED": True}),

@@ -42,8 +42,9 @@ CASES: dict[str, tuple[Any, dict[str, str], dict[str, Any]]] = {
         entry_rows._entry_rows, {"pages": "*i32", "entries": "i32", "out": "*i32"}, {"PAGE": 64, "WIDE": 1024}
     ),
     "code queries": (
-        index_queries._round_queries, {"out": "*fp8e4nv", "scaled": "*fp32", "rows": "i32"},
-        {"ROWS": 64, "WIDE": 128, "GROUP": 32, "CODED": True},
+        index_queries._round_queries,
+        {"out": "*fp8e4nv", "scaled": "*fp32", "rows": "i32", "taken": "*i64"},
+        {"ROWS": 64, "WIDE": 128, "GROUP": 32, "CODED": True, "TAKEN": True},
     ),
     "score": (
         index_scores._index_scores, {**LISTED, "entries": "i32", "out": "*fp32"},

@@ -140,6 +140,18 @@ def test_queries_are_turned_transformed_and_rounded(tokens: int, heads: int, wid
         round_queries(q.float(), turns)
 
 
+def test_chosen_queries_are_those_of_all() -> None:
+    generator = seeded(1)
+    q = torch.randn(5, 3, 64, generator=generator, device=DEVICE).bfloat16()
+    angles = torch.randn(5, 1, 8, generator=generator, device=DEVICE) * 9
+    turns = torch.polar(torch.ones_like(angles), angles)
+    weights, chosen = torch.rand(5, 3, device=DEVICE), torch.tensor([4, 0, 0, 1, 3, 2], device=DEVICE)
+    assert torch.equal(round_queries(q, turns, chosen), round_queries(q, turns)[chosen])
+    some, every = code_queries(q, turns, weights, chosen), code_queries(q, turns, weights)
+    assert torch.equal(some[0].float(), every[0].float()[chosen])
+    assert torch.equal(some[1], every[1][chosen])
+
+
 def drawn(kind: str, rows: int, columns: int) -> Tensor:
     """Scores [rows, columns] of a kind that is hard in its own way."""
     generator = seeded(columns)

@@ -41,6 +41,17 @@ def test_q_norm_rope(rows: int, heads: int, wide: int, rotary: int, dtype: torch
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_chosen_rows_are_those_of_all(dtype: torch.dtype) -> None:
+    """Any number of times, in any order; what they are taken from stays."""
+    q, by = torch.randn(7, 3, 80, generator=seeded(3), device=DEVICE).to(dtype), turns(7, 16)
+    before, chosen = q.clone(), torch.tensor([5, 0, 0, 6, 2, 0, 1, 3, 4], device=DEVICE)
+    out = rope.q_norm_rope(q, by, EPS, chosen)
+    assert torch.equal(q, before)
+    assert torch.equal(out, rope.q_norm_rope(q, by, EPS)[chosen])
+    assert rope.q_norm_rope(q, by, EPS, chosen[:0]).shape == (0, 3, 80)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_rotate_leaves_other_channels_and_is_undone(dtype: torch.dtype) -> None:
     before = torch.randn(7, 3, 80, generator=seeded(1), device=DEVICE).to(dtype)
     by, x, wanted = turns(7, 16), before.clone(), before.clone()
