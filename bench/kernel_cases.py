@@ -159,7 +159,7 @@ def _hyper_connections(sets: list[Tensor], own: MhcWeights) -> Iterator[Case]:
     ops, streams, rows = TorchOps(), sets[0], sets[0].shape[0]
     wide, shape = 2.0 * rows * HIDDEN, f"[{rows}, 4, {HIDDEN}]"
     pre, right = mhc.mhc_pre(streams, own, 20, EPS, EPS), ops.mhc_pre(streams, own, 20, EPS, EPS)
-    error = distance(values_of(pre[0]), right[0]) + 100 * (distance(pre[1], right[1]) + distance(pre[2], right[2]))
+    error = distance(values_of(pre[0]), right[0]) + 100 * max(map(distance, pre[1:], right[1:]))
     calls = [lambda s=s: mhc.mhc_pre(s, own, 20, EPS, EPS) for s in sets]
     library = [lambda s=s: ops.mhc_pre(s, own, 20, EPS, EPS) for s in sets]
     size = 5 * wide + 4 * own.fn.numel()
