@@ -64,9 +64,12 @@ class IndexOps(AttentionOps):
     def select_in_order(self, scores: Tensor, count: int) -> Tensor:
         """As `select`, of equal scores the earlier one, in ascending order; unseen entries go last.
 
-        Seen entries then stand where they would stand without selection, in whatever company.
+        Zeros are equal, and NaN of either sign is the largest. Seen entries then stand where they would stand
+        without selection, in whatever company.
         """
-        chosen = scores.sort(dim=-1, descending=True, stable=True).indices[..., :count]
+        # Not every device sorts by values: some put NaN by its sign.
+        told = (scores + 0.0).masked_fill(scores.isnan(), torch.nan)
+        chosen = told.sort(dim=-1, descending=True, stable=True).indices[..., :count]
         unseen = scores.gather(-1, chosen).isneginf()
         return torch.where(unseen, scores.shape[-1] - 1, chosen).sort(dim=-1).values
 

@@ -37,6 +37,10 @@ CACHES = (
     "select_rows", "attend_back",
 )  # fmt: skip
 """Operations that read or write caches, or lead to what does."""
+SUMS = 1e-5 if DEVICE == "cpu" else 1e-3
+"""Of the largest score, for sums of 128 FP8 products. The matrix unit aligns 32 products and the sum so far
+to the largest of them, and keeps 14 bits: each of 4 x 33 terms loses less than 2^-13 of it, 0.016 in all if
+they all lost alike. Losses of terms of both signs cancel but for their root: 1e-3 is that, and some."""
 
 
 def columns(starts: dict[int, int], counts: dict[int, int], tokens: list[int]) -> RunStep:
@@ -220,9 +224,10 @@ def test_coded_queries_and_keys_give_the_scores_of_their_values() -> None:
     given = SeenKeys(cache.index, rows, seen, cache.index_scales)
     codes, scaled = both[1][0].view(3, 1, 4, 128), both[1][1].view(3, 1, 4)
     own, right = (ops.index_scores(codes, scaled, given) for ops in (kernels, plain))
-    assert torch.allclose(own, right, rtol=1e-5, atol=1e-4)
+    near = SUMS * float(right[0, 0, 1:].max())
+    assert torch.allclose(own, right, rtol=0, atol=near)
     by_hand = torch.einsum("h,hn->n", scaled[0, 0], (codes[0, 0].float() @ keys.T).relu())
-    assert torch.allclose(own[0, 0, 1:], by_hand, rtol=1e-5, atol=1e-4)
+    assert torch.allclose(own[0, 0, 1:], by_hand, rtol=0, atol=near)
     assert own[:, :, 0].isneginf().all()
     assert own[1, 0, 7:].isneginf().all()
     assert own[2].isneginf().all()
