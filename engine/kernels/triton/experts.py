@@ -6,32 +6,17 @@ one. Source: DeepSeek-V4's experts (clamp before silu; the routing weight before
 input is rounded after it).
 """
 
-# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, misc"
-
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 
 from engine.errors import ShapeMismatch
 from engine.kernels.triton.combine import clear_outside, combine
-from engine.kernels.triton.formats import (
-    AMAX_FLOOR,
-    GROUP,
-    INTERPRETED,
-    convert,
-    decode_words,
-    group_exponent,
-    largest_scale,
-    power_of_two,
-    product,
-    sigmoid,
-    to_e4m3,
-)
+from engine.kernels.triton.expert_kernels import _code, _down, _gate_up
+from engine.kernels.triton.formats import AMAX_FLOOR, GROUP
 from engine.kernels.triton.quantise import quantise_words
 from engine.kernels.triton.routing import Blocks, sort_choices
 from engine.model.quantised import Fp4Experts
@@ -51,108 +36,12 @@ class Cut:
 
 @dataclass(frozen=True)
 class ExpertShape:
-    """Rows of a block, and both products; gate_up's outputs are 128, a whole group of down's input."""
+    """Rows of a block, and both products. Where gate_up's outputs are fewer than 128, a whole group of down's
+    input, another kernel rounds them."""
 
     rows: int
     gate_up: Cut
     down: Cut
-
-
-@triton.jit
-def _add(total, code, scale, words, x, x_scale, EVEN: tl.constexpr):
-    """total [N, R] and the product of 128 channels of weights with rows x [R, 128].
-
-    words  where the weights' scales lie as int32 [N]; not read where they are EVEN: `_scaled` does it
-    """
-    value, x = decode_words(code, scale), tl.trans(x)
-    # One product a step: each is waited for.
-    part = product(value, x.to(tl.float32) if INTERPRETED else x, None)
-    factor = x_scale[None, :]
-    if not EVEN:
-        factor = factor * largest_scale(tl.load(words))[:, None]
-    return total + part * factor
-
-
-@triton.jit
-def _scaled(total, words, EVEN: tl.constexpr):
-    """What `_add` gave, over 2^32 and times the scales of the rows of weights, if that is still to do."""
-    factor = 2.3283064365386963e-10
-    if EVEN:
-        factor = factor * largest_scale(tl.load(words))[:, None]
-    return total * factor
-
-
-@triton.jit
-def _gate_up(
-    x, x_scales, w, scales, words, weights, slots, owners, act, act_scales, blocks, inner, limit,
-    CHOICES: tl.constexpr, ROWS: tl.constexpr, OUTPUTS: tl.constexpr, STAGES: tl.constexpr,
-    EVEN: tl.constexpr, FLOOR: tl.constexpr,
-):  # fmt: skip
-    block = tl.program_id(1)
-    expert = tl.load(owners + block).to(tl.int64)
-    if expert < 0:
-        return
-    choice = tl.load(slots + block * ROWS + tl.arange(0, ROWS))
-    live = choice >= 0
-    # A block's first slot is always taken: the empty ones compute the same row again, and store nothing.
-    choice = tl.where(live, choice, tl.load(slots + block * ROWS)).to(tl.int64)
-    row = choice // CHOICES * blocks
-    k = tl.arange(0, 128)
-    n = tl.arange(0, 2 * OUTPUTS)
-    line = expert * blocks * 2 * inner + tl.program_id(0) * OUTPUTS + n % OUTPUTS + n // OUTPUTS * inner
-    w_at = w + line[:, None] * 64 + tl.arange(0, 64)[None, :]
-    s_at = scales + line[:, None] * 4 + tl.arange(0, 4)[None, :]
-    x_at = x + row[:, None] * 128 + k[None, :]
-    total = tl.zeros((2 * OUTPUTS, ROWS), tl.float32)
-    for step in tl.range(blocks, num_stages=STAGES):
-        first = step * 2 * inner
-        code, scale = tl.load(w_at + first * 64), tl.load(s_at + first * 4)
-        value, x_scale = tl.load(x_at + step * 128), tl.load(x_scales + row + step)
-        total = _add(total, code, scale, words + line + first, value, x_scale, EVEN)
-    total = tl.reshape(_scaled(total, words + line, EVEN), (2, OUTPUTS, ROWS))
-    gate, up = tl.split(tl.permute(total, (1, 2, 0)))
-    gate = tl.minimum(gate, limit)
-    up = tl.minimum(tl.maximum(up, -limit), limit)
-    weight = tl.load(weights + choice)
-    value = gate * sigmoid(gate) * up * weight[None, :]
-    # One program holds 128 outputs of its rows: a whole group of the next product's input.
-    value = convert(value, tl.bfloat16).to(tl.float32)
-    exponent = group_exponent(tl.maximum(tl.max(tl.abs(value), 0), FLOOR))
-    n = tl.arange(0, OUTPUTS)
-    place = tl.program_id(0) * OUTPUTS + n // 4 % 2 * 64 + n // 8 % 4 * 16 + n // 32 * 4 + n % 4
-    at = choice[None, :] * inner + place[:, None]
-    tl.store(act + at, to_e4m3(value, exponent[None, :]), mask=live[None, :])
-    at = choice * (inner // OUTPUTS) + tl.program_id(0)
-    tl.store(act_scales + at, power_of_two(exponent), mask=live)
-
-
-@triton.jit
-def _down(
-    act, act_scales, w, scales, words, slots, owners, out, blocks, hidden,
-    ROWS: tl.constexpr, OUTPUTS: tl.constexpr, STAGES: tl.constexpr, EVEN: tl.constexpr,
-):  # fmt: skip
-    block = tl.program_id(1)
-    expert = tl.load(owners + block).to(tl.int64)
-    if expert < 0:
-        return
-    choice = tl.load(slots + block * ROWS + tl.arange(0, ROWS))
-    live = choice >= 0
-    choice = tl.where(live, choice, tl.load(slots + block * ROWS)).to(tl.int64)
-    row = choice * blocks
-    n = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
-    k = tl.arange(0, 128)
-    line = expert * blocks * hidden + n
-    w_at = w + line[:, None] * 64 + tl.arange(0, 64)[None, :]
-    s_at = scales + line[:, None] * 4 + tl.arange(0, 4)[None, :]
-    x_at = act + row[:, None] * 128 + k[None, :]
-    total = tl.zeros((OUTPUTS, ROWS), tl.float32)
-    for step in tl.range(blocks, num_stages=STAGES):
-        first = step * hidden
-        code, scale = tl.load(w_at + first * 64), tl.load(s_at + first * 4)
-        value, x_scale = tl.load(x_at + step * 128), tl.load(act_scales + row + step)
-        total = _add(total, code, scale, words + line + first, value, x_scale, EVEN)
-    value = convert(tl.trans(_scaled(total, words + line, EVEN)), tl.bfloat16)
-    tl.store(out + choice[:, None] * hidden + n[None, :], value, mask=live[:, None])
 
 
 def shape_for(choices: int, experts: Fp4Experts) -> ExpertShape:
@@ -171,17 +60,24 @@ def gate_up(x: Coded, weights: Tensor, experts: Fp4Experts, blocks: Blocks, limi
     limit    gates are at most this, ups within it
     raises   ShapeMismatch. Rows of ids outside 0..E - 1 aren't written.
     """
-    if cut.outputs != GROUP:
-        raise ShapeMismatch(f"{cut}: rounding takes groups of {GROUP}")
+    if cut.outputs > GROUP or experts.inner % cut.outputs:
+        raise ShapeMismatch(f"{cut} for {experts.inner} outputs: rounding takes groups of {GROUP}")
     (codes, scales), choices, inner = x, weights.numel(), experts.inner
     act = torch.empty(choices, inner, dtype=torch.float8_e4m3fn, device=codes.device)
     act_scales = torch.empty(choices, inner // GROUP, dtype=torch.float32, device=codes.device)
     if choices:
-        _gate_up[(inner // cut.outputs, blocks.owners.shape[0])](
+        count, whole = blocks.owners.shape[0], cut.outputs == GROUP
+        values = act.view(torch.uint8) if whole else act.new_empty(choices, inner, dtype=torch.bfloat16)
+        _gate_up[(inner // cut.outputs, count)](
             codes, scales, experts.w13, experts.s13, experts.s13.view(torch.int32), weights, blocks.slots,
-            blocks.owners, act, act_scales, experts.hidden // GROUP, inner, limit, weights.shape[1],
+            blocks.owners, values, act_scales, experts.hidden // GROUP, inner, limit, weights.shape[1],
             blocks.rows, cut.outputs, cut.stages, experts.even, AMAX_FLOOR, num_warps=cut.warps,
         )  # fmt: skip
+        if not whole:
+            _code[(inner // GROUP, count)](
+                values, act.view(torch.uint8), act_scales, blocks.slots, blocks.owners, inner, blocks.rows,
+                GROUP, AMAX_FLOOR,
+            )  # fmt: skip
     return act, act_scales
 
 

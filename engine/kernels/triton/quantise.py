@@ -43,16 +43,24 @@ def _quantise(
 
 
 @triton.jit
+def code_words(value, FLOOR: tl.constexpr):
+    """e4m3 bits of groups [N, 128] in the order of `quantise_words`, and exponents [N] of their scales."""
+    n: tl.constexpr = value.shape[0]
+    exponent = group_exponent(tl.maximum(tl.max(tl.abs(value), 1), FLOOR))
+    code = to_e4m3(value, exponent[:, None]).to(tl.uint8, bitcast=True)
+    # Channel 32 q + 8 t + 4 h + i goes to 64 h + 16 t + 4 q + i.
+    code = tl.permute(tl.reshape(code, (n, 4, 4, 2, 4)), (0, 3, 2, 1, 4))
+    return tl.reshape(code, (n, 128)), exponent
+
+
+@triton.jit
 def _quantise_words(x, codes, scales, groups, x_stride, total, FLOOR: tl.constexpr, GROUPS: tl.constexpr):
     flat = tl.program_id(0).to(tl.int64) * GROUPS + tl.arange(0, GROUPS)
     held = flat < total
     channel = tl.arange(0, 128)[None, :]
     at = (flat // groups) * x_stride + flat % groups * 128
     value = tl.load(x + at[:, None] + channel, mask=held[:, None], other=0.0).to(tl.float32)
-    exponent = group_exponent(tl.maximum(tl.max(tl.abs(value), 1), FLOOR))
-    code = to_e4m3(value, exponent[:, None]).to(tl.uint8, bitcast=True)
-    # Channel 32 q + 8 t + 4 h + i goes to 64 h + 16 t + 4 q + i.
-    code = tl.reshape(tl.permute(tl.reshape(code, (GROUPS, 4, 4, 2, 4)), (0, 3, 2, 1, 4)), (GROUPS, 128))
+    code, exponent = code_words(value, FLOOR)
     tl.store(codes + flat[:, None] * 128 + channel, code, mask=held[:, None])
     tl.store(scales + flat, power_of_two(exponent), mask=held)
 

@@ -85,7 +85,7 @@ CASES: dict[str, tuple[Any, dict[str, str], dict[str, Any]]] = {
     "count": (routing._count, {}, {"CHUNK": 512}),
     "sort": (routing._sort, {}, {"ROWS": 16, "WIDE": 256, "CHUNK": 512}),
     "gate_up": (
-        experts._gate_up, EXPERTS,
+        experts._gate_up, EXPERTS | {"act": "*u8"},
         {"CHOICES": 6, "ROWS": 16, "OUTPUTS": 128, "STAGES": 4, "EVEN": False, "FLOOR": 1e-4},
     ),
     "down": (experts._down, EXPERTS, {"ROWS": 16, "OUTPUTS": 128, "STAGES": 4, "EVEN": True}),
