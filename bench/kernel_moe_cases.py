@@ -68,7 +68,7 @@ def expert_parts(
     error: float,
 ) -> Iterator[Case]:
     """Both products alone; `error` is that of `expert_cases`, which they are part of."""
-    cut = experts.shape_for(rows * CHOICES, layer)
+    cut = experts.shape_for(rows * CHOICES, layer.count)
     parts = []
     for x, ids, weights in draws:
         blocks = routing.sort_choices(ids, EXPERTS, cut.rows)

@@ -124,7 +124,7 @@ class TritonOps(TritonAttentionOps):
         """As TorchOps.expert_rows; x is rounded to FP8 where experts are in FP4."""
         if not isinstance(moe.routed, Fp4Experts):
             return super().expert_rows(x, ids.long(), weights, moe, limit)
-        return choice_rows(x, ids, weights, moe.routed, limit)
+        return choice_rows(x, ids, weights, moe.routed, limit, len(moe.gate))
 
     def pack(self, x: Tensor, ids: Tensor, weights: Tensor, rows: int) -> Tensor:
         """As TorchOps.pack."""

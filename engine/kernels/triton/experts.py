@@ -44,12 +44,14 @@ class ExpertShape:
     down: Cut
 
 
-def shape_for(choices: int, experts: Fp4Experts) -> ExpertShape:
-    """A cut for so many choices, by how many rows experts have on average. Measured on an H200."""
-    few = choices <= 16 * experts.count
-    if few:
+def shape_for(choices: int, experts: int) -> ExpertShape:
+    """A cut for so many choices of so many experts, on this rank or others. Measured on an H200."""
+    rows = choices / experts
+    if rows <= 12:
         return ExpertShape(16, Cut(128, 4, 4), Cut(128, 4, 4))
-    return ExpertShape(32, Cut(128, 4, 4), Cut(128, 4, 4))
+    if rows <= 48:
+        return ExpertShape(32, Cut(128, 4, 4), Cut(128, 4, 4))
+    return ExpertShape(64, Cut(64, 4, 3), Cut(128, 4, 3))
 
 
 def gate_up(x: Coded, weights: Tensor, experts: Fp4Experts, blocks: Blocks, limit: float, cut: Cut) -> Coded:
@@ -111,28 +113,32 @@ def run_experts(
     weights  [T, k] float32
     raises   ShapeMismatch
     """
+    shape = shape or shape_for(ids.numel(), experts.count)
     rows = _rows(x, ids, weights, experts, limit, shape, None)
     return combine(rows, ids.contiguous(), experts.count, extra, dtype)
 
 
-def choice_rows(x: Tensor, ids: Tensor, weights: Tensor, experts: Fp4Experts, limit: float) -> Tensor:
+def choice_rows(
+    x: Tensor, ids: Tensor, weights: Tensor, experts: Fp4Experts, limit: float, of: int | None = None
+) -> Tensor:
     """What each choice's expert gives, weighted; bfloat16 [T, k, H], zero for ids outside 0..E - 1.
 
-    Arguments and errors as of `run_experts`.
+    Other arguments and errors as of `run_experts`.
+    of  how many experts there are on all ranks; None: those here
     """
     out = torch.empty(ids.numel(), experts.hidden, dtype=torch.bfloat16, device=x.device)
     clear_outside(out, ids.contiguous(), experts.count)
-    return _rows(x, ids, weights, experts, limit, None, out).view(*ids.shape, experts.hidden)
+    shape = shape_for(ids.numel(), of or experts.count)
+    return _rows(x, ids, weights, experts, limit, shape, out).view(*ids.shape, experts.hidden)
 
 
 def _rows(
-    x: Tensor, ids: Tensor, weights: Tensor, experts: Fp4Experts, limit: float, shape: ExpertShape | None,
+    x: Tensor, ids: Tensor, weights: Tensor, experts: Fp4Experts, limit: float, shape: ExpertShape,
     out: Tensor | None,
 ) -> Tensor:  # fmt: skip
     if x.shape[1] != experts.hidden or ids.shape != weights.shape or ids.shape[0] != x.shape[0]:
         raise ShapeMismatch(f"x {tuple(x.shape)}, ids {tuple(ids.shape)}, experts of {experts.hidden}")
     ids, weights = ids.contiguous(), weights.contiguous()
-    shape = shape or shape_for(ids.numel(), experts)
     blocks = sort_choices(ids, experts.count, shape.rows)
     act = gate_up(quantise_words(x), weights, experts, blocks, limit, shape.gate_up)
     return down(act, experts, blocks, shape.down, out)

@@ -74,7 +74,7 @@ def choices(seed: int, rows: int, count: int, of: int) -> tuple[Tensor, Tensor]:
     return ids, torch.rand(rows, count, generator=seeded(seed + 1), device=DEVICE)
 
 
-@pytest.mark.parametrize(("rows", "count", "of"), [(0, 2, 3), (1, 2, 3), (5, 3, 4), (37, 2, 3)])
+@pytest.mark.parametrize(("rows", "count", "of"), [(0, 2, 3), (1, 2, 3), (5, 3, 4), (37, 2, 3), (70, 3, 4)])
 def test_experts(rows: int, count: int, of: int) -> None:
     weight = small_experts(of, 256, 128)
     x, (ids, weights) = values(rows, rows, 256), choices(rows, rows, count, of)
