@@ -16,7 +16,7 @@ from engine.kernels.triton.index_scores import index_scores
 from engine.kernels.triton.norm import norm_rows, rms_norm
 from engine.kernels.triton.rope import q_norm_rope, rotate
 from engine.kernels.triton.select_entries import select_in_order, select_rows
-from engine.kernels.triton.store import norm_rope_store
+from engine.kernels.triton.store import norm_and_store, norm_rope_store
 from engine.model.coded_rows import Rows
 from engine.model.keys import AnyKeys, Keys, counts
 from engine.model.ops import TorchOps
@@ -54,6 +54,14 @@ class TritonAttentionOps(TorchOps):
     ) -> None:  # fmt: skip
         """As TorchOps.keep_latent."""
         norm_rope_store(x, weight, turns, pool, places, eps, self.faults, rounding.simulated)
+
+    def norm_and_keep(
+        self, first: Tensor, q_weight: Tensor, weight: Tensor, turns: Tensor, pool: Tensor, places: Tensor,
+        eps: float, rounding: Rounding,
+    ) -> Rows:  # fmt: skip
+        """As TorchOps.norm_and_keep, in one kernel; the rows come with their codes."""
+        simulated = rounding.simulated
+        return norm_and_store(first, q_weight, weight, turns, pool, places, eps, self.faults, simulated)
 
     def attend(self, q: Tensor, window: AnyKeys, compressed: AnyKeys | None, sink: Tensor) -> Tensor:
         """As TorchOps.attend; a row of 0 or -1 is no key."""

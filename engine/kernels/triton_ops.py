@@ -112,7 +112,14 @@ class TritonOps(TritonAttentionOps):
         self, x: Tensor, token_ids: Tensor, moe: MoeWeights, count: int, scaling: float
     ) -> tuple[Tensor, Tensor]:
         """As TorchOps.route; ids are int32, best first."""
-        return route(self._parts(x, moe.gate), token_ids, moe.bias, moe.table, count, scaling)
+        return self.route_padded(x, token_ids, None, moe, count, scaling)
+
+    def route_padded(
+        self, x: Tensor, token_ids: Tensor, padding: Tensor | None, moe: MoeWeights, count: int,
+        scaling: float,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        """As TorchOps.route_padded; ids are int32, best first."""
+        return route(self._parts(x, moe.gate), token_ids, moe.bias, moe.table, count, scaling, padding)
 
     def experts(self, x: Tensor, ids: Tensor, weights: Tensor, moe: MoeWeights, limit: float) -> Tensor:
         """As TorchOps.experts; x is rounded to FP8 where experts are in FP4."""

@@ -46,10 +46,9 @@ def attention(inputs: Rows, weights: AttentionWeights, step: LayerStep) -> Tenso
     compressed = step.ratio != 0
     turns = step.turns.compressed if compressed else step.turns.plain
     first = ops.linear(inputs, weights.w_in)
-    lora = ops.norm_rows(first[:, : config.q_lora_rank], weights.q_norm, eps)
+    norms, places = (weights.q_norm, weights.kv_norm), step.rows.latent_rows
+    lora = ops.norm_and_keep(first, *norms, turns, cache.window, places, eps, step.rounding)
     q = ops.linear(lora, weights.wq_b).view(-1, config.num_attention_heads, config.head_dim)
-    latent, places = first[:, config.q_lora_rank :], step.rows.latent_rows
-    ops.keep_latent(latent, weights.kv_norm, turns, cache.window, places, eps, step.rounding)
     if weights.compressor is not None and step.pending is not None:
         pend(x, weights.compressor, step.rows, step.pending, step.ratio, ops)
         close = close_c4 if step.ratio == C4 else close_c128

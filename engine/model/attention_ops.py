@@ -79,6 +79,19 @@ class AttentionOps:
         self.rotate(latent.unsqueeze(1), turns)
         write_latents(pool, places, latent, rounding)
 
+    def norm_and_keep(
+        self, first: Tensor, q_weight: Tensor, weight: Tensor, turns: Tensor, pool: Tensor, places: Tensor,
+        eps: float, rounding: Rounding,
+    ) -> Rows:  # fmt: skip
+        """What one product gives for queries and for the cache: `norm_rows` of the former, `keep_latent`.
+
+        first  [T, Q + D]; q_weight [Q] and weight [D] float32
+        """
+        wide = len(q_weight)
+        q = self.norm_rows(first[:, :wide], q_weight, eps)
+        self.keep_latent(first[:, wide:], weight, turns, pool, places, eps, rounding)
+        return q
+
     def attend(self, q: Tensor, window: AnyKeys, compressed: AnyKeys | None, sink: Tensor) -> Tensor:
         """One softmax over window keys, compressed keys and the sink; values are the keys.
 

@@ -79,10 +79,7 @@ class Layer:
         """Chooses experts and sends the rows there; token_ids [T] int64."""
         x = values_of(entered.x)
         count, scaling = self.config.num_experts_per_tok, self.config.routed_scaling_factor
-        ids, weights = self.ops.route(x, token_ids, self.weights.moe, count, scaling)
-        if rows.padding is not None:
-            outside = rows.padding.unsqueeze(1)
-            ids, weights = ids.masked_fill(outside, -1), weights.masked_fill(outside, 0)
+        ids, weights = self.ops.route_padded(x, token_ids, rows.padding, self.weights.moe, count, scaling)
         return Dispatched(entered, self.routed.send(self.ops, x, ids, weights, rows.agreed))
 
     def experts(self, rows: Dispatched) -> Tensor:

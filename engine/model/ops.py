@@ -125,6 +125,17 @@ class TorchOps(IndexOps):
         weights = scores.gather(1, ids)
         return ids, weights * (scaling / weights.sum(1, keepdim=True))
 
+    def route_padded(
+        self, x: Tensor, token_ids: Tensor, padding: Tensor | None, moe: MoeWeights, count: int,
+        scaling: float,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        """As `route`; rows of `padding` [T] bool have ids of -1 and weights of 0. None: there are none"""
+        ids, weights = self.route(x, token_ids, moe, count, scaling)
+        if padding is None:
+            return ids, weights
+        outside = padding.unsqueeze(1)
+        return ids.masked_fill(outside, -1), weights.masked_fill(outside, 0)
+
     def experts(self, x: Tensor, ids: Tensor, weights: Tensor, moe: MoeWeights, limit: float) -> Tensor:
         """Sum over each row's experts, x [T, H]; float32 [T, H]. An id outside 0..E - 1 adds nothing."""
         return self.sum_choices(self.expert_rows(x, ids, weights, moe, limit))

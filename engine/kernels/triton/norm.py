@@ -22,12 +22,12 @@ ELEMENTS = 4096
 
 
 @triton.jit
-def _rms_norm(
-    x, weight, out, codes, scales, rows, columns, x_stride, eps,
+def normed(
+    x, weight, out, codes, scales, row, rows, columns, x_stride, eps,
     ROWS: tl.constexpr, WIDE: tl.constexpr, WEIGHTED: tl.constexpr, CODED: tl.constexpr, SIZE: tl.constexpr,
     FLOOR: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    """Stores rows `row` [ROWS], normalised, and their codes if so wanted."""
     channel = tl.arange(0, WIDE)
     held = (row < rows)[:, None] & (channel < columns)[None, :]
     value = tl.load(x + row[:, None] * x_stride + channel[None, :], mask=held, other=0.0).to(tl.float32)
@@ -43,6 +43,19 @@ def _rms_norm(
         group, groups = tl.arange(0, WIDE // SIZE)[None, :], columns // SIZE
         scale = tl.reshape(scale, (ROWS, WIDE // SIZE))
         tl.store(scales + row[:, None] * groups + group, scale, mask=(row < rows)[:, None] & (group < groups))
+
+
+@triton.jit
+def _rms_norm(
+    x, weight, out, codes, scales, rows, columns, x_stride, eps,
+    ROWS: tl.constexpr, WIDE: tl.constexpr, WEIGHTED: tl.constexpr, CODED: tl.constexpr, SIZE: tl.constexpr,
+    FLOOR: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    normed(
+        x, weight, out, codes, scales, row, rows, columns, x_stride, eps, ROWS, WIDE, WEIGHTED, CODED, SIZE,
+        FLOOR,
+    )  # fmt: skip
 
 
 def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
@@ -67,16 +80,28 @@ def norm_rows(x: Tensor, weight: Tensor, eps: float) -> Rows:
     weight  [K] float32
     raises  ShapeMismatch
     """
-    rows, columns = x.shape
-    if x.dtype != torch.bfloat16 or columns % GROUP:
+    if not codable(x):
         return rms_norm(x, weight, eps)
-    if x.stride(1) != 1 or tuple(weight.shape) != (columns,):
+    if x.stride(1) != 1 or tuple(weight.shape) != (x.shape[1],):
         raise ShapeMismatch(f"x is {tuple(x.shape)} with strides {x.stride()}; the weight must fit it")
-    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    codes = torch.empty(x.shape, dtype=torch.float8_e4m3fn, device=x.device)
-    scales = torch.empty(rows, columns // GROUP, dtype=torch.float32, device=x.device)
-    _run(x, weight, eps, out, codes, scales, coded=True)
-    return CodedRows(out, codes, scales)
+    out = empty_rows(x)
+    _run(x, weight, eps, out.values, out.codes, out.scales, coded=True)
+    return out
+
+
+def codable(x: Tensor) -> bool:
+    """Whether x [T, K] has codes: products take bfloat16 in whole groups of channels."""
+    return x.dtype == torch.bfloat16 and x.shape[1] % GROUP == 0
+
+
+def empty_rows(like: Tensor) -> CodedRows:
+    """Of the shape and type of `like` [T, K], contiguous."""
+    (rows, columns), device = like.shape, like.device
+    return CodedRows(
+        torch.empty(rows, columns, dtype=like.dtype, device=device),
+        torch.empty(rows, columns, dtype=torch.float8_e4m3fn, device=device),
+        torch.empty(rows, columns // GROUP, dtype=torch.float32, device=device),
+    )
 
 
 def _run(

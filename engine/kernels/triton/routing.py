@@ -32,15 +32,17 @@ def _score(logit):
 
 @triton.jit
 def _route(
-    logits, bias, table, tokens, ids, weights, rows, experts, vocabulary, scaling,
+    logits, bias, table, tokens, padding, ids, weights, rows, experts, vocabulary, scaling,
     COUNT: tl.constexpr, PADDED: tl.constexpr, WIDE: tl.constexpr, HASHED: tl.constexpr,
-    PARTS: tl.constexpr,
+    PARTS: tl.constexpr, MARKED: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     expert = tl.arange(0, WIDE)
     place = tl.arange(0, PADDED)
     token = tl.load(tokens + row)
     known = (token >= 0) & (token < vocabulary)
+    if MARKED:
+        known = known & (tl.load(padding + row) == 0)
     part = tl.arange(0, PARTS)[:, None].to(tl.int64) * rows + row
     logit = tl.load(logits + part * experts + expert[None, :], mask=(expert < experts)[None, :], other=0.0)
     score = _score(tl.sum(logit, 0))
@@ -118,13 +120,15 @@ class Blocks:
 
 
 def route(
-    logits: Tensor, tokens: Tensor, bias: Tensor | None, table: Tensor | None, count: int, scaling: float
-) -> tuple[Tensor, Tensor]:
+    logits: Tensor, tokens: Tensor, bias: Tensor | None, table: Tensor | None, count: int, scaling: float,
+    padding: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Experts of each row, best first, and their weights.
 
     logits   [T, E] float32, or in parts [P, T, E] to be added up, P a power of two
     tokens   [T] token ids; -1 (and any id outside the table) is padding: ids -1, weights 0
     bias     [E] float32, or none and table [V, k] of expert ids by token, int32 or int64
+    padding  bool [T]: padding whatever the token id; none: no row but for its id
     returns  ids int32 [T, k], weights float32 [T, k]
     raises   ShapeMismatch
     """
@@ -136,10 +140,11 @@ def route(
     weights = torch.empty(rows, count, dtype=torch.float32, device=logits.device)
     if rows:
         vocabulary = 2**31 - 1 if table is None else table.shape[0]
+        marks = None if padding is None else padding.view(torch.uint8)
         _route[(rows,)](
-            parts, bias, table, tokens, ids, weights, rows, experts, vocabulary, scaling, count,
+            parts, bias, table, tokens, marks, ids, weights, rows, experts, vocabulary, scaling, count,
             triton.next_power_of_2(count), triton.next_power_of_2(experts), table is not None, split,
-            num_warps=1,
+            padding is not None, num_warps=1,
         )  # fmt: skip
     return ids, weights
 

@@ -1,4 +1,8 @@
-"""Latents into a pool: RMSNorm, rotation, rounding and the scattered store in one pass."""
+"""Latents into a pool: RMSNorm, rotation, rounding and the scattered store in one pass.
+
+Latents and the queries' rows come from one product: where the latter are to be normalised too, one kernel has
+programs for either.
+"""
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, misc"
 
@@ -11,8 +15,11 @@ from torch import Tensor
 
 from engine.errors import ShapeMismatch
 from engine.kernels.triton.faults import Fault, any_of, flag, report
-from engine.kernels.triton.formats import AMAX_FLOOR, convert, group_exponent, power_of_two, to_e4m3
+from engine.kernels.triton.formats import AMAX_FLOOR, GROUP, convert, group_exponent, power_of_two, to_e4m3
+from engine.kernels.triton.norm import ELEMENTS as NORMED
+from engine.kernels.triton.norm import codable, empty_rows, norm_rows, normed
 from engine.kernels.triton.rope import turned
+from engine.model.coded_rows import Rows
 from engine.model.row_layout import LATENT_GROUP, MAX_EXPONENT, RowLayout
 
 ELEMENTS = 2048
@@ -21,13 +28,13 @@ LATENT_ROW = tl.constexpr(int(Fault.LATENT_ROW))
 PLAIN, ROUNDED, CODED = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 
 
-@triton.jit(do_not_specialize=["rows", "pool_rows"])
-def _store(
-    x, weight, turns, places, pool, faults, rows, columns, pool_rows, nope, eps, x_stride, turn_stride,
+@triton.jit
+def _stored(
+    x, weight, turns, places, pool, faults, row, rows, columns, pool_rows, nope, eps, x_stride, turn_stride,
     row_size, scales_at, ROWS: tl.constexpr, WIDE: tl.constexpr, FORMAT: tl.constexpr, SIZE: tl.constexpr,
     FLOOR: tl.constexpr, TOP: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    """Stores rows `row` [ROWS]."""
     channel = tl.arange(0, WIDE)
     held = row < rows
     place = tl.load(places + row, mask=held, other=0)
@@ -65,6 +72,41 @@ def _store(
         tl.store(pool + (place * row_size)[:, None] + channel[None, :], value, mask=inside)
 
 
+@triton.jit(do_not_specialize=["rows", "pool_rows"])
+def _store(
+    x, weight, turns, places, pool, faults, rows, columns, pool_rows, nope, eps, x_stride, turn_stride,
+    row_size, scales_at, ROWS: tl.constexpr, WIDE: tl.constexpr, FORMAT: tl.constexpr, SIZE: tl.constexpr,
+    FLOOR: tl.constexpr, TOP: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    _stored(
+        x, weight, turns, places, pool, faults, row, rows, columns, pool_rows, nope, eps, x_stride,
+        turn_stride, row_size, scales_at, ROWS, WIDE, FORMAT, SIZE, FLOOR, TOP,
+    )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["rows", "pool_rows"])
+def _store_and_norm(
+    x, weight, turns, places, pool, faults, q, q_weight, out, codes, scales, rows, columns, pool_rows, nope,
+    q_columns, eps, x_stride, turn_stride, row_size, scales_at,
+    ROWS: tl.constexpr, WIDE: tl.constexpr, FORMAT: tl.constexpr, SIZE: tl.constexpr, FLOOR: tl.constexpr,
+    TOP: tl.constexpr, Q_ROWS: tl.constexpr, Q_WIDE: tl.constexpr, Q_SIZE: tl.constexpr,
+):  # fmt: skip
+    storing = tl.cdiv(rows, ROWS)
+    if tl.program_id(0) < storing:
+        row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+        _stored(
+            x, weight, turns, places, pool, faults, row, rows, columns, pool_rows, nope, eps, x_stride,
+            turn_stride, row_size, scales_at, ROWS, WIDE, FORMAT, SIZE, FLOOR, TOP,
+        )  # fmt: skip
+    else:
+        own = (tl.program_id(0) - storing).to(tl.int64) * Q_ROWS + tl.arange(0, Q_ROWS)
+        normed(
+            q, q_weight, out, codes, scales, own, rows, q_columns, x_stride, eps, Q_ROWS, Q_WIDE, True, True,
+            Q_SIZE, FLOOR,
+        )  # fmt: skip
+
+
 def norm_rope_store(
     x: Tensor, weight: Tensor, turns: Tensor, pool: Tensor, places: Tensor, eps: float, faults: Tensor,
     simulated: bool,
@@ -80,31 +122,69 @@ def norm_rope_store(
     simulated  rounds the channels without rotation as an FP8 pool would; an FP8 pool always rounds
     raises     ShapeMismatch
     """
-    rows, columns = x.shape
-    rotary = 2 * turns.shape[-1]
-    nope = columns - rotary
-    coded = pool.dtype == torch.uint8
-    layout = RowLayout(nope, rotary) if coded or simulated else None
-    width = layout.row_bytes if coded and layout else columns
-    if (
-        pool.dim() != 2 or pool.shape[1] != width or not pool.is_contiguous() or not len(pool)
-        or x.stride(1) != 1 or weight.shape != (columns,) or turns.shape != (rows, 1, rotary // 2)
-        or turns.dtype != torch.complex64 or places.shape != (rows,) or x.dtype not in _accepted(pool.dtype)
-    ):  # fmt: skip
-        raise ShapeMismatch(
-            f"x {x.dtype} {tuple(x.shape)}, weight {tuple(weight.shape)}, turns {tuple(turns.shape)}, "
-            f"places {tuple(places.shape)}, pool {pool.dtype} {tuple(pool.shape)}; a row takes {width}"
-        )
-    pairs = torch.view_as_real(turns.squeeze(1).contiguous())
-    wide = max(triton.next_power_of_2(columns), LATENT_GROUP)
-    block = max(1, ELEMENTS // wide)
-    if rows:
-        _store[(triton.cdiv(rows, block),)](
-            x, weight, pairs, places, pool, faults, rows, columns, pool.shape[0], nope, eps, x.stride(0),
-            pairs.stride(0), width, layout.scales_at if layout else 0, block, wide,
-            CODED.value if coded else ROUNDED.value if simulated else PLAIN.value, LATENT_GROUP, AMAX_FLOOR,
-            MAX_EXPONENT, num_warps=4,
+    way = _Way(x, weight, turns, pool, places, simulated)
+    if len(x):
+        _store[(way.programs,)](
+            x, weight, way.pairs, places, pool, faults, *way.sizes, eps, x.stride(0), *way.steps,
+            *way.constants, num_warps=4,
         )  # fmt: skip
+
+
+def norm_and_store(
+    first: Tensor, q_weight: Tensor, weight: Tensor, turns: Tensor, pool: Tensor, places: Tensor, eps: float,
+    faults: Tensor, simulated: bool,
+) -> Rows:  # fmt: skip
+    """`norm_rows` of the first Q channels of each row; its last D as `norm_rope_store` stores them.
+
+    first     [T, Q + D] bfloat16; q_weight [Q] float32, Q a multiple of 128; the rest as of `norm_rope_store`
+    raises    ShapeMismatch
+    """
+    wide = len(q_weight)
+    q, x = first[:, :wide], first[:, wide:]
+    way = _Way(x, weight, turns, pool, places, simulated)
+    if not codable(q) or not len(x):
+        norm_rope_store(x, weight, turns, pool, places, eps, faults, simulated)
+        return norm_rows(q, q_weight, eps)
+    out = empty_rows(q)
+    q_wide = triton.next_power_of_2(wide)
+    block = max(1, NORMED // q_wide)
+    _store_and_norm[(way.programs + triton.cdiv(len(x), block),)](
+        x, weight, way.pairs, places, pool, faults, q, q_weight, out.values, out.codes, out.scales,
+        *way.sizes, wide, eps, x.stride(0), *way.steps, *way.constants, block, q_wide, GROUP, num_warps=4,
+    )  # fmt: skip
+    return out
+
+
+class _Way:
+    """How rows are stored: programs, and the kernels' arguments. raises ShapeMismatch"""
+
+    def __init__(
+        self, x: Tensor, weight: Tensor, turns: Tensor, pool: Tensor, places: Tensor, simulated: bool
+    ) -> None:
+        rows, columns = x.shape
+        rotary = 2 * turns.shape[-1]
+        nope = columns - rotary
+        coded = pool.dtype == torch.uint8
+        layout = RowLayout(nope, rotary) if coded or simulated else None
+        width = layout.row_bytes if coded and layout else columns
+        if (
+            pool.dim() != 2 or pool.shape[1] != width or not pool.is_contiguous() or not len(pool)
+            or x.stride(1) != 1 or weight.shape != (columns,) or turns.shape != (rows, 1, rotary // 2)
+            or turns.dtype != torch.complex64 or places.shape != (rows,)
+            or x.dtype not in _accepted(pool.dtype)
+        ):  # fmt: skip
+            raise ShapeMismatch(
+                f"x {x.dtype} {tuple(x.shape)}, weight {tuple(weight.shape)}, turns {tuple(turns.shape)}, "
+                f"places {tuple(places.shape)}, pool {pool.dtype} {tuple(pool.shape)}; a row takes {width}"
+            )
+        self.pairs = torch.view_as_real(turns.squeeze(1).contiguous())
+        wide = max(triton.next_power_of_2(columns), LATENT_GROUP)
+        block = max(1, ELEMENTS // wide)
+        form = CODED.value if coded else ROUNDED.value if simulated else PLAIN.value
+        self.programs = triton.cdiv(rows, block)
+        self.sizes = rows, columns, pool.shape[0], nope
+        self.steps = self.pairs.stride(0), width, layout.scales_at if layout else 0
+        self.constants = block, wide, form, LATENT_GROUP, AMAX_FLOOR, MAX_EXPONENT
 
 
 def _accepted(kept: torch.dtype) -> tuple[torch.dtype, ...]:

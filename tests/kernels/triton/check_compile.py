@@ -36,6 +36,7 @@ EXPERTS = {
     "x": "*fp8e4nv", "act": "*fp8e4nv", "act_scales": "*fp32", "w": "*u8", "words": "*i32",
 }  # fmt: skip
 FLOATS = {"eps", "hc_eps", "limit", "scaling"}
+ROUTED = {"COUNT": 6, "PADDED": 8, "WIDE": 256}
 CASES: dict[str, tuple[Any, dict[str, str], dict[str, Any]]] = {
     "quantise": (quantise._quantise, {"scales": "*fp32"}, {"FLOOR": 1e-4, "GROUPS": 8, "SIZE": 128}),
     "swiglu": (quantise._swiglu, {"scales": "*fp32"}, {"FLOOR": 1e-4, "GROUPS": 8, "SIZE": 128}),
@@ -70,9 +71,9 @@ CASES: dict[str, tuple[Any, dict[str, str], dict[str, Any]]] = {
     ),
     "collapse": (head._collapse, {}, {"SPLIT": 64, "WIDE": 4096, "NORMED": True}),
     "post": (mhc._post, {}, {"WIDE": 1024}),
-    "route": (routing._route, {}, {"COUNT": 6, "PADDED": 8, "WIDE": 256, "HASHED": False, "PARTS": 16}),
+    "route": (routing._route, {}, {**ROUTED, "HASHED": False, "PARTS": 16, "MARKED": False}),
     "route by token": (
-        routing._route, {}, {"COUNT": 6, "PADDED": 8, "WIDE": 256, "HASHED": True, "PARTS": 1}
+        routing._route, {"padding": "*u8"}, {**ROUTED, "HASHED": True, "PARTS": 1, "MARKED": True}
     ),
     "project": (
         project._project, {"w": "*bf16", "parts": "*fp32"},

@@ -42,6 +42,7 @@ def stored(kept: str, form: int) -> tuple[Any, dict[str, str], dict[str, Any]]:
     return store._store, {"pool": kept}, sizes
 
 
+BOTH = {"q_weight": "*fp32", "codes": "*fp8e4nv", "scales": "*fp32"}
 BF16, FP8 = torch.bfloat16, torch.uint8
 ATTENDED = {
     "many": (attend.MANY[BF16], "*bf16", False),
@@ -53,6 +54,11 @@ OTHERS: dict[str, tuple[Any, dict[str, str], dict[str, Any]]] = {
     "q_norm_rope": (rope._rotate, {"taken": "*i64"}, {"ROWS": 8, "WIDE": 512, "NORMED": True, "TAKEN": True}),
     "store": stored("*bf16", 1),
     "store coded": stored("*u8", 2),
+    "store and norm": (
+        store._store_and_norm,
+        {**BOTH, "pool": "*u8"},
+        {**stored("*u8", 2)[2], "Q_ROWS": 4, "Q_WIDE": 1024, "Q_SIZE": 128},
+    ),
     "combine": (attend_kernels._combine_parts, {}, {"PARTS": 8, "TURNED": True}),
 }
 

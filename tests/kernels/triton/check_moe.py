@@ -26,6 +26,10 @@ def test_route(rows: int, count: int, of: int) -> None:
     wanted, right = oracle.route(logits, tokens, bias, None, count, 1.5)
     assert torch.equal(ids, wanted)
     assert distance(weights, right) < 1e-5
+    padding = torch.arange(rows, device=DEVICE) % 3 == 1
+    ids, weights = routing.route(logits, tokens, bias, None, count, 1.5, padding)
+    assert torch.equal(ids, wanted.masked_fill(padding[:, None], -1))
+    assert distance(weights, right.masked_fill(padding[:, None], 0)) < 1e-5
 
 
 def test_ties_go_to_the_smaller_id() -> None:

@@ -8,9 +8,10 @@ from torch import Tensor
 
 import tests.kernels.triton.interpreting  # noqa: F401
 from engine.errors import ShapeMismatch
-from engine.kernels.triton import rope, store
+from engine.kernels.triton import norm, rope, store
 from engine.kernels.triton.faults import Fault, no_faults
 from engine.model import rope as reference
+from engine.model.coded_rows import CodedRows, values_of
 from engine.model.latent_rows import pack_rows, unpack_rows
 from engine.model.ops import TorchOps
 from engine.model.rounding import fp8_rounded
@@ -140,6 +141,31 @@ def test_fp8_rows_are_what_rounding_says(layout: RowLayout) -> None:
     assert torch.equal(coded[places], pack_rows(plain, layout)[places])
     assert torch.equal(unpack_rows(coded, layout), wanted)
     assert not coded[[0, 3, 6]].any()
+
+
+@pytest.mark.parametrize("rows", [0, 1, 9])
+@pytest.mark.parametrize(
+    ("kind", "ranks"), [("coded", 256), ("simulated", 128), ("plain", 384), ("plain", 96)]
+)
+def test_queries_and_latents_of_one_product(kind: str, rows: int, ranks: int) -> None:
+    """Bit by bit what two kernels make of them."""
+    first = torch.randn(rows, ranks + 128, generator=seeded(rows), device=DEVICE).bfloat16()
+    by, places = turns(rows, 64), torch.arange(rows, device=DEVICE) * 2 % 17
+    weights = [torch.rand(wide, generator=seeded(wide), device=DEVICE) for wide in (ranks, 128)]
+    shape = (20, RowLayout(64, 64).row_bytes) if kind == "coded" else (20, 128)
+    pools = [torch.zeros(shape, dtype=torch.uint8 if kind == "coded" else torch.bfloat16, device=DEVICE)]
+    pools.append(pools[0].clone())
+    faults, simulated = no_faults(DEVICE), kind == "simulated"
+    out = store.norm_and_store(first, *weights, by, pools[0], places, EPS, faults, simulated)
+    latents = first[:, ranks:]
+    store.norm_rope_store(latents, weights[1], by, pools[1], places, EPS, faults, simulated)
+    wanted = norm.norm_rows(first[:, :ranks], weights[0], EPS)
+    assert torch.equal(*pools)
+    assert torch.equal(values_of(out), values_of(wanted))
+    assert isinstance(out, CodedRows) == isinstance(wanted, CodedRows) == (ranks % 128 == 0)
+    if isinstance(out, CodedRows) and isinstance(wanted, CodedRows):
+        assert torch.equal(out.codes.float(), wanted.codes.float())
+        assert torch.equal(out.scales, wanted.scales)
 
 
 def test_an_fp8_row_of_deepseek_v4_has_584_bytes() -> None:
