@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Literal
 
 from engine.grammar.gate import charset
@@ -136,6 +136,14 @@ class Rules:
             self.set(name, body)
             self._names[body] = name
         return self._names[body]
+
+    def shared_loop(self, body: Callable[[str], str]) -> str:
+        """The name of a rule whose right side is made of that name."""
+        known = body("")
+        if known not in self._names:
+            name = self._names[known] = self.fresh()
+            self.set(name, body(name))
+        return self._names[known]
 
     def text(self, root: str) -> str:
         """The whole grammar, from the rule `root` on."""

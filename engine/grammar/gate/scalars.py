@@ -5,6 +5,7 @@ from __future__ import annotations
 from engine.grammar.gate import charset
 from engine.grammar.gate.alternatives import Num, Str, texts_meeting, texts_of
 from engine.grammar.gate.automaton import MAX_STATES, Dfa, without
+from engine.grammar.gate.counted import counted
 from engine.grammar.gate.ebnf_text import Rules, Spelling, choice, literal, one_of, repeat, sequence, written
 from engine.grammar.gate.numbers import INTEGER, spellings
 from engine.grammar.gate.refusals import GrammarRefused
@@ -14,7 +15,8 @@ INTEGER_TEXT = '"-"? ("0" | [1-9] [0-9]*)'
 NUMBER_TEXT = '"-"? ("0" | [1-9] [0-9]*) ("." [0-9]+)? ([eE] [+\\-]? [0-9]{1,3})?'
 # Any JSON string: every escape, but none that makes half of a surrogate pair.
 _HEX = "[0-9a-cefA-CEF] [0-9a-fA-F]{3} | [dD] [0-7] [0-9a-fA-F]{2}"
-CHARACTER_TEXT = f'[^"\\\\\\u0000-\\u001f\\ud800-\\udfff] | "\\\\" (["\\\\/bfnrt] | "u" ({_HEX}))'
+_ESCAPED = f'["\\\\/bfnrt] | "u" ({_HEX})'
+_PLAIN = '[^"\\\\\\u0000-\\u001f\\ud800-\\udfff]'
 FEW_STATES = 48
 
 
@@ -35,11 +37,17 @@ def string(one: Str, rules: Rules, spelling: Spelling = "json", quote: str = '"'
         return choice([literal(quote + written(text, spelling) + quote) for text in one.chosen])
     edge = literal(quote) if quote else ""
     if not one.matches:
-        single = rules.shared(CHARACTER_TEXT) if spelling == "json" else one_of(charset.ALL, spelling)
-        return sequence((edge, repeat(single, one.low, one.high), edge))
+        if spelling == "raw":
+            return sequence((edge, repeat(one_of(charset.ALL, spelling), one.low, one.high), edge))
+        single = (_PLAIN, f'"\\\\" {rules.shared(_ESCAPED)}')
+        return sequence((edge, counted(single, one.low, one.high, edge or '""', rules)))
     if len(one.matches) == 1 and one.matches[0][1]:
         tree = _with_length(one.matches[0][0], one.low, one.high)
         if tree is not None and not _nested(tree) and (_counts(tree) or _states(one) > FEW_STATES):
+            only = tree.parts[0] if isinstance(tree, Seq) and len(tree.parts) == 1 else tree
+            # A class alone the compiler itself counts inside of its rule.
+            if isinstance(only, Repeat) and (item := tree_text(only.item, spelling)).startswith("("):
+                return sequence((edge, counted((item,), only.low, only.high, edge or '""', rules)))
             return sequence((edge, tree_text(tree, spelling), edge))
     return automaton_rules(texts_meeting(one), spelling, quote, rules)
 
