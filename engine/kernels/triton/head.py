@@ -13,9 +13,10 @@ import triton.language as tl
 from torch import Tensor
 
 from engine.errors import ShapeMismatch
+from engine.kernels.triton.launch import AHEAD
 from engine.kernels.triton.mhc import STREAMS
 from engine.kernels.triton.mhc_enter import collapsed
-from engine.kernels.triton.mhc_mix import mix
+from engine.kernels.triton.mhc_mix import MixShape, mix
 from engine.model.weights import HeadWeights
 
 
@@ -32,10 +33,14 @@ def _collapse(
     tl.store(out + row * hidden + channel, u, mask=channel < hidden)
 
 
-def collapse(streams: Tensor, head: HeadWeights, hc_eps: float, eps: float, *, normed: bool) -> Tensor:
+def collapse(
+    streams: Tensor, head: HeadWeights, hc_eps: float, eps: float, *, normed: bool,
+    shape: MixShape | None = None,
+) -> Tensor:  # fmt: skip
     """streams [R, 4, H], contiguous, collapsed to one; [R, H] in streams' type.
 
     normed  RMSNorm with head.norm follows
+    shape   how the products are cut; None: by the number of rows
     raises  ShapeMismatch
     """
     rows, hc, hidden = streams.shape
@@ -44,10 +49,10 @@ def collapse(streams: Tensor, head: HeadWeights, hc_eps: float, eps: float, *, n
     out = torch.empty(rows, hidden, dtype=streams.dtype, device=streams.device)
     if rows == 0:
         return out
-    _, mixed, squares = mix(streams, head.fn)
+    _, mixed, squares = mix(streams, head.fn, shape=shape)
     wide = triton.next_power_of_2(hidden)
     _collapse[(rows,)](
         streams, mixed, squares, head.scale, head.base, head.norm, out, rows, hidden, eps, hc_eps, len(mixed),
-        wide, normed, num_warps=4,
+        wide, normed, num_warps=4, **AHEAD,
     )  # fmt: skip
     return out

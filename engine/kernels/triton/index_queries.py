@@ -16,6 +16,7 @@ from torch import Tensor
 from engine.errors import ShapeMismatch
 from engine.kernels.triton.compress_entry import FLOOR, KEY_GROUP, e2m1_rounded
 from engine.kernels.triton.formats import convert, product, to_e4m3
+from engine.kernels.triton.launch import AHEAD, await_previous
 from engine.kernels.triton.rope import turned
 
 ROWS = 64
@@ -43,6 +44,7 @@ def _round_queries(
     channel = tl.arange(0, WIDE)[None, :]
     at = row[:, None] * WIDE + channel
     token, source = row // heads, row
+    await_previous()
     if TAKEN:
         token = tl.load(taken + token, mask=held, other=0)
         source = token * heads + row % heads
@@ -109,5 +111,5 @@ def _run(
     pairs = torch.view_as_real(turns.squeeze(1).contiguous())
     _round_queries[(triton.cdiv(rows, ROWS),)](
         q, pairs, weights, taken, out, scaled, rows, heads, wide - rotary, rotary, pairs.stride(0),
-        wide**-0.5, ROWS, wide, KEY_GROUP, weights is not None, taken is not None,
+        wide**-0.5, ROWS, wide, KEY_GROUP, weights is not None, taken is not None, **AHEAD,
     )  # fmt: skip

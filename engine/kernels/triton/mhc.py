@@ -14,8 +14,9 @@ from torch import Tensor
 
 from engine.errors import ShapeMismatch
 from engine.kernels.triton.formats import AMAX_FLOOR, GROUP
+from engine.kernels.triton.launch import AHEAD, await_previous
 from engine.kernels.triton.mhc_enter import _enter
-from engine.kernels.triton.mhc_mix import Result, left, mix, way
+from engine.kernels.triton.mhc_mix import MixShape, Result, left, mix, way
 from engine.model.coded_rows import CodedRows, Rows
 from engine.model.weights import MhcWeights
 
@@ -29,6 +30,7 @@ def _post(y, x, post, comb, out, hidden, WIDE: tl.constexpr):
     row = tl.program_id(0).to(tl.int64) + tl.arange(0, 1)
     channel = tl.program_id(1) * WIDE + tl.arange(0, WIDE)[None, :]
     held = channel < hidden
+    await_previous()
     own = tl.load(y + row[:, None] * hidden + channel, mask=held, other=0.0)
     at = row[:, None] * 4 * hidden + channel
     s0 = tl.load(x + at, mask=held, other=0.0)
@@ -42,23 +44,26 @@ def _post(y, x, post, comb, out, hidden, WIDE: tl.constexpr):
 
 
 def mhc_pre(
-    streams: Tensor, mhc: MhcWeights, iterations: int, hc_eps: float, eps: float
-) -> tuple[Rows, Tensor, Tensor]:
+    streams: Tensor, mhc: MhcWeights, iterations: int, hc_eps: float, eps: float,
+    shape: MixShape | None = None,
+) -> tuple[Rows, Tensor, Tensor]:  # fmt: skip
     """Mixing weights of a sub-block and its normalised input, in two kernels.
 
     streams  [T, 4, H] bfloat16 or float32, contiguous
     mhc      fn [24, 4 H], base and scale [24], norm [H], float32
+    shape    how the products are cut; None: by the number of rows
     returns  (RMSNorm of the collapsed input [T, H] in streams' type, post [T, 4], comb [T, 4, 4] float32);
              of bfloat16 in whole groups of 128 channels the input comes with its codes
     raises   ShapeMismatch
     """
     _check(streams, mhc)
-    return _entered(*mix(streams, mhc.fn), mhc, iterations, hc_eps, eps)
+    return _entered(*mix(streams, mhc.fn, shape=shape), mhc, iterations, hc_eps, eps)
 
 
 def mhc_next(
-    result: Result, streams: Tensor, mhc: MhcWeights, iterations: int, hc_eps: float, eps: float
-) -> tuple[Tensor, Rows, Tensor, Tensor]:
+    result: Result, streams: Tensor, mhc: MhcWeights, iterations: int, hc_eps: float, eps: float,
+    shape: MixShape | None = None,
+) -> tuple[Tensor, Rows, Tensor, Tensor]:  # fmt: skip
     """`mhc_post` of a sub-block's result, then `mhc_pre` of the next one, in two kernels.
 
     streams  [T, 4, H] bfloat16 or float32, contiguous; mhc of the next sub-block
@@ -67,7 +72,7 @@ def mhc_next(
     """
     _check(streams, mhc)
     _check_result(result, streams)
-    streams, mixed, squares = mix(streams, mhc.fn, result)
+    streams, mixed, squares = mix(streams, mhc.fn, result, shape)
     return streams, *_entered(streams, mixed, squares, mhc, iterations, hc_eps, eps)
 
 
@@ -88,6 +93,7 @@ def _entered(
         _enter[(rows + triton.cdiv(rows, block),)](
             streams, mixed, squares, mhc.scale, mhc.base, mhc.norm, x, codes, scales, post, comb, rows,
             hidden, eps, hc_eps, iterations, len(mixed), block, wide, coded, GROUP, AMAX_FLOOR, num_warps=4,
+            **AHEAD,
         )  # fmt: skip
     return CodedRows(x, codes, scales) if coded else x, post, comb
 
@@ -103,7 +109,7 @@ def mhc_post(y: Tensor, streams: Tensor, post: Tensor, comb: Tensor) -> Tensor:
     out = torch.empty_like(streams)
     if rows:
         wide = min(1024, triton.next_power_of_2(hidden))
-        _post[(rows, triton.cdiv(hidden, wide))](y, streams, post, comb, out, hidden, wide)
+        _post[(rows, triton.cdiv(hidden, wide))](y, streams, post, comb, out, hidden, wide, **AHEAD)
     return out
 
 

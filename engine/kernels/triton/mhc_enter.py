@@ -14,6 +14,7 @@ import triton.language as tl
 
 from engine.kernels.triton.coded import coded
 from engine.kernels.triton.formats import convert, sigmoid
+from engine.kernels.triton.launch import await_previous
 
 
 @triton.jit
@@ -53,13 +54,15 @@ def _gates(
     held = row < rows
     lane = tl.arange(0, 32)
     part = tl.arange(0, SPLIT).to(tl.int64)[:, None] * rows + row[None, :]
-    square = tl.sum(tl.load(squares + part, mask=held[None, :], other=0.0), 0)
     at = part[:, :, None] * 32 + lane[None, None, :]
     used = (lane >= 4) & (lane < 24)
+    factor = tl.load(scale + lane, mask=used, other=0.0)[None, :]
+    shift = tl.load(base + lane, mask=used, other=0.0)[None, :]
+    await_previous()
+    square = tl.sum(tl.load(squares + part, mask=held[None, :], other=0.0), 0)
     mix = tl.sum(tl.load(mixed + at, mask=held[None, :, None] & used[None, None, :], other=0.0), 0)
     mix = mix * tl.rsqrt(square / (4 * hidden) + eps)[:, None]
-    mix = mix * tl.load(scale + lane, mask=used, other=0.0)[None, :]
-    mix += tl.load(base + lane, mask=used, other=0.0)[None, :]
+    mix = mix * factor + shift
     place = post + row[:, None] * 4 + lane[None, :] - 4
     tl.store(place, 2.0 * sigmoid(mix), mask=held[:, None] & (used & (lane < 8))[None, :])
     # One value a register: sums of four need no exchange between lanes.
@@ -103,17 +106,22 @@ def collapsed(
     """
     channel = tl.arange(0, WIDE)
     held = channel < hidden
+    lane = tl.arange(0, 4)
+    # Weights wait for no kernel.
+    factor, shift = tl.load(scale + lane * SCALES), tl.load(base + lane)
+    if NORMED:
+        weight = tl.load(norm + channel, mask=held, other=0.0)
+    await_previous()
     at = x + row * 4 * hidden + channel
     # Streams don't depend on what they will be multiplied by: they are on their way meanwhile.
     s0 = tl.load(at, mask=held, other=0.0)
     s1 = tl.load(at + hidden, mask=held, other=0.0)
     s2 = tl.load(at + 2 * hidden, mask=held, other=0.0)
     s3 = tl.load(at + 3 * hidden, mask=held, other=0.0)
-    lane = tl.arange(0, 4)
     part = tl.arange(0, SPLIT).to(tl.int64) * rows + row
     turn = tl.rsqrt(tl.sum(tl.load(squares + part), 0) / (4 * hidden) + eps)
     pre = tl.sum(tl.load(mixed + part[:, None] * 32 + lane[None, :]), 0) * turn
-    pre = sigmoid(pre * tl.load(scale + lane * SCALES) + tl.load(base + lane)) + hc_eps
+    pre = sigmoid(pre * factor + shift) + hc_eps
     u = tl.sum(tl.where(lane == 0, pre, 0.0), 0) * s0.to(tl.float32)
     u += tl.sum(tl.where(lane == 1, pre, 0.0), 0) * s1.to(tl.float32)
     u += tl.sum(tl.where(lane == 2, pre, 0.0), 0) * s2.to(tl.float32)
@@ -122,7 +130,7 @@ def collapsed(
     if NORMED:
         wide = u.to(tl.float32)
         wide = wide * tl.rsqrt(tl.sum(wide * wide, 0) / hidden + eps)
-        u = convert(wide * tl.load(norm + channel, mask=held, other=0.0), x.dtype.element_ty)
+        u = convert(wide * weight, x.dtype.element_ty)
     return u
 
 

@@ -16,6 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from engine.kernels.triton.formats import convert, product
+from engine.kernels.triton.launch import AHEAD, await_previous, prefetch
 from engine.kernels.triton.linear import multiprocessors
 
 MAX_SPLIT = 64
@@ -86,6 +87,10 @@ def _mix(
     output = tl.arange(0, 32)
     steps = tl.cdiv(hidden, WIDE)
     share = tl.cdiv(steps, SPLIT)
+    line = split * share * WIDE + tl.arange(0, 8)[None, :] % 2 * 32
+    own = tl.where((output < OUTPUTS)[:, None] & (line < hidden), output[:, None] * 4 * hidden + line, 0)
+    prefetch(fn + own + tl.arange(0, 8)[None, :] // 2 * hidden)
+    await_previous()
     total = tl.zeros((ROWS, 32), tl.float32)
     square = tl.zeros((ROWS, WIDE), tl.float32)
     for step in range(split * share, tl.minimum((split + 1) * share, steps)):
@@ -147,6 +152,7 @@ def _mix_row(
     w1 = tl.load(w_at + hidden, mask=rest, other=0.0)
     w2 = tl.load(w_at + 2 * hidden, mask=rest, other=0.0)
     w3 = tl.load(w_at + 3 * hidden, mask=rest, other=0.0)
+    await_previous()
     s0 = tl.load(x + at, mask=held, other=0.0)
     s1 = tl.load(x + at + hidden, mask=held, other=0.0)
     s2 = tl.load(x + at + 2 * hidden, mask=held, other=0.0)
@@ -203,11 +209,11 @@ def mix(
     given = (streams, fn, y, post, comb, out, mixed, squares, rows, hidden)
     if cut.rows == 1:
         _mix_row[(rows, cut.split)](
-            *given, cut.split, cut.wide, len(fn), result is not None, num_warps=cut.warps
+            *given, cut.split, cut.wide, len(fn), result is not None, num_warps=cut.warps, **AHEAD
         )
     else:
         _mix[(triton.cdiv(rows, cut.rows), cut.split)](
             *given, cut.split, cut.rows, cut.wide, len(fn), result is not None, num_warps=cut.warps,
-            num_stages=cut.stages,
+            num_stages=cut.stages, **AHEAD,
         )  # fmt: skip
     return out, mixed, squares

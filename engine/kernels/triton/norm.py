@@ -15,6 +15,7 @@ from torch import Tensor
 from engine.errors import ShapeMismatch
 from engine.kernels.triton.coded import coded
 from engine.kernels.triton.formats import AMAX_FLOOR, GROUP, convert
+from engine.kernels.triton.launch import AHEAD, await_previous
 from engine.model.coded_rows import CodedRows, Rows
 
 ELEMENTS = 4096
@@ -30,10 +31,13 @@ def normed(
     """Stores rows `row` [ROWS], normalised, and their codes if so wanted."""
     channel = tl.arange(0, WIDE)
     held = (row < rows)[:, None] & (channel < columns)[None, :]
+    if WEIGHTED:
+        factor = tl.load(weight + channel, mask=channel < columns, other=0.0)[None, :]
+    await_previous()
     value = tl.load(x + row[:, None] * x_stride + channel[None, :], mask=held, other=0.0).to(tl.float32)
     turned = value * tl.rsqrt(tl.sum(value * value, 1) / columns + eps)[:, None]
     if WEIGHTED:
-        turned = turned * tl.load(weight + channel, mask=channel < columns, other=0.0)[None, :]
+        turned = turned * factor
     turned = convert(turned, out.dtype.element_ty)
     at = row[:, None] * columns + channel[None, :]
     tl.store(out + at, turned, mask=held)
@@ -113,5 +117,5 @@ def _run(
     if rows:
         _rms_norm[(triton.cdiv(rows, block),)](
             x, weight, out, codes, scales, rows, columns, x.stride(0), eps, block, wide, weight is not None,
-            coded, GROUP, AMAX_FLOOR, num_warps=8 if wide >= 2048 else 4,
+            coded, GROUP, AMAX_FLOOR, num_warps=8 if wide >= 2048 else 4, **AHEAD,
         )  # fmt: skip

@@ -15,12 +15,15 @@ from torch import Tensor
 
 from engine.errors import ShapeMismatch
 from engine.kernels.triton.formats import product
+from engine.kernels.triton.launch import AHEAD, LINE, await_previous, prefetch
 from engine.kernels.triton.linear import multiprocessors
 
 MOST_ROWS = 64
 """Beyond it a library's product is as good."""
 OUTPUTS, CHANNELS = 64, 128
 MAX_SPLIT = 32
+LINE_VALUES = tl.constexpr(LINE // 2)
+"""Weights of a line."""
 SUMMED = 1024
 """Values that a program adds up."""
 
@@ -28,7 +31,7 @@ SUMMED = 1024
 @triton.jit
 def _project(
     x, w, parts, rows, outputs, columns, x_stride,
-    SPLIT: tl.constexpr, ROWS: tl.constexpr, OUTPUTS: tl.constexpr, WIDE: tl.constexpr,
+    SPLIT: tl.constexpr, ROWS: tl.constexpr, OUTPUTS: tl.constexpr, WIDE: tl.constexpr, LINES: tl.constexpr,
 ):  # fmt: skip
     n = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
     t = tl.arange(0, ROWS)
@@ -39,6 +42,10 @@ def _project(
     steps = tl.cdiv(columns, WIDE)
     share = tl.cdiv(steps, SPLIT)
     begin = tl.program_id(1) * share
+    line = tl.arange(0, LINES)[None, :]
+    ahead = w + n_read[:, None] * columns + begin * WIDE + line * LINE_VALUES
+    prefetch(tl.where(begin * WIDE + line * LINE_VALUES < columns, ahead, w))
+    await_previous()
     total = tl.zeros((OUTPUTS, ROWS), tl.float32)
     for step in range(begin, tl.minimum(begin + share, steps)):
         channel = (step * WIDE + k)[None, :]
@@ -57,6 +64,7 @@ def _add(
     row = tl.program_id(0).to(tl.int64)
     channel = tl.program_id(1) * WIDE + tl.arange(0, WIDE)
     held = channel < columns
+    await_previous()
     total = tl.load(biases + tl.load(at + row) * columns + channel, mask=held, other=0.0)
     for part in tl.static_range(PARTS):
         total += tl.load(parts + (part * rows + row) * columns + channel, mask=held, other=0.0)
@@ -80,11 +88,12 @@ def project(x: Tensor, weight: Tensor) -> Tensor:
     blocks, split = triton.cdiv(outputs, OUTPUTS), 1
     while split < MAX_SPLIT and blocks * split < 2 * multiprocessors(x.device):
         split *= 2
+    share = triton.cdiv(triton.cdiv(columns, CHANNELS), split)
     parts = torch.empty(split, rows, outputs, device=x.device)
     if rows:
         _project[(blocks, split)](
             x, weight, parts, rows, outputs, columns, x.stride(0), split, block, OUTPUTS, CHANNELS,
-            num_warps=4, num_stages=4,
+            triton.next_power_of_2(CHANNELS // LINE_VALUES.value * share), num_warps=4, num_stages=4, **AHEAD,
         )  # fmt: skip
     return parts
 
@@ -106,4 +115,4 @@ def add_parts(parts: Tensor, biases: Tensor, at: Tensor, out: Tensor) -> None:
         )
     if rows:
         wide = min(SUMMED, triton.next_power_of_2(columns))
-        _add[(rows, triton.cdiv(columns, wide))](parts, biases, at, out, rows, columns, count, wide)
+        _add[(rows, triton.cdiv(columns, wide))](parts, biases, at, out, rows, columns, count, wide, **AHEAD)

@@ -16,6 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from engine.errors import ShapeMismatch
+from engine.kernels.triton.launch import AHEAD, await_previous
 
 CHUNK = 2048
 
@@ -39,6 +40,9 @@ def _route(
     row = tl.program_id(0).to(tl.int64)
     expert = tl.arange(0, WIDE)
     place = tl.arange(0, PADDED)
+    if not HASHED:
+        shift = tl.load(bias + expert, mask=expert < experts, other=0.0)
+    await_previous()
     token = tl.load(tokens + row)
     known = (token >= 0) & (token < vocabulary)
     if MARKED:
@@ -50,7 +54,7 @@ def _route(
     weight = tl.zeros((PADDED,), tl.float32)
     ranking = score
     if not HASHED:
-        ranking = score + tl.load(bias + expert, mask=expert < experts, other=0.0)
+        ranking = score + shift
     ranking = tl.where(expert < experts, ranking, float("-inf"))
     for choice in tl.static_range(COUNT):
         if HASHED:
@@ -144,7 +148,7 @@ def route(
         _route[(rows,)](
             parts, bias, table, tokens, marks, ids, weights, rows, experts, vocabulary, scaling, count,
             triton.next_power_of_2(count), triton.next_power_of_2(experts), table is not None, split,
-            padding is not None, num_warps=1,
+            padding is not None, num_warps=1, **AHEAD,
         )  # fmt: skip
     return ids, weights
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from engine.errors import ShapeMismatch
 from engine.kernels.triton.faults import Fault, any_of, flag, report
 from engine.kernels.triton.formats import AMAX_FLOOR, GROUP, convert, group_exponent, power_of_two, to_e4m3
+from engine.kernels.triton.launch import AHEAD, await_previous
 from engine.kernels.triton.norm import ELEMENTS as NORMED
 from engine.kernels.triton.norm import codable, empty_rows, norm_rows, normed
 from engine.kernels.triton.rope import turned
@@ -37,6 +38,8 @@ def _stored(
     """Stores rows `row` [ROWS]."""
     channel = tl.arange(0, WIDE)
     held = row < rows
+    factor = tl.load(weight + channel, mask=channel < columns, other=0.0)[None, :]
+    await_previous()
     place = tl.load(places + row, mask=held, other=0)
     report(faults, flag(any_of((place < -1) | (place >= pool_rows)), LATENT_ROW))
     # Row 0 stays zero: absent keys point there.
@@ -46,7 +49,7 @@ def _stored(
     value = tl.load(x + row[:, None] * x_stride + channel[None, :], mask=inside, other=0.0)
     value = convert(value.to(tl.float32), dtype).to(tl.float32)
     value = value * tl.rsqrt(tl.sum(value * value, 1) / columns + eps)[:, None]
-    value = value * tl.load(weight + channel, mask=channel < columns, other=0.0)[None, :]
+    value = value * factor
     value = convert(value, dtype).to(tl.float32)
     value = turned(value, turns + (row * turn_stride)[:, None], nope, columns - nope, kept, WIDE)
     value = convert(value, dtype)
@@ -126,7 +129,7 @@ def norm_rope_store(
     if len(x):
         _store[(way.programs,)](
             x, weight, way.pairs, places, pool, faults, *way.sizes, eps, x.stride(0), *way.steps,
-            *way.constants, num_warps=4,
+            *way.constants, num_warps=4, **AHEAD,
         )  # fmt: skip
 
 
@@ -151,6 +154,7 @@ def norm_and_store(
     _store_and_norm[(way.programs + triton.cdiv(len(x), block),)](
         x, weight, way.pairs, places, pool, faults, q, q_weight, out.values, out.codes, out.scales,
         *way.sizes, wide, eps, x.stride(0), *way.steps, *way.constants, block, q_wide, GROUP, num_warps=4,
+        **AHEAD,
     )  # fmt: skip
     return out
 

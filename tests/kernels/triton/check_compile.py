@@ -77,7 +77,7 @@ CASES: dict[str, tuple[Any, dict[str, str], dict[str, Any]]] = {
     ),
     "project": (
         project._project, {"w": "*bf16", "parts": "*fp32"},
-        {"SPLIT": 8, "ROWS": 16, "OUTPUTS": 64, "WIDE": 128},
+        {"SPLIT": 8, "ROWS": 16, "OUTPUTS": 64, "WIDE": 128, "LINES": 8},
     ),
     "add parts": (
         project._add, {"parts": "*fp32", "biases": "*fp32", "at": "*i64", "out": "*fp32"},

@@ -83,10 +83,10 @@ def test_from_one_sub_block_to_the_next(rows: int, hidden: int, dtype: torch.dty
     y = torch.randn(rows, hidden, generator=seeded(5), device=DEVICE).to(dtype)
     before = ops.mhc_pre(streams, weights(hidden), 20, EPS, EPS)[1:]
     between, x, *gates = mhc.mhc_next(Result(y, *before), streams, own, 20, EPS, EPS)
-    assert torch.equal(between, mhc.mhc_post(y, streams, *before))
+    near = FP32 if dtype == torch.float32 else 4e-3
+    assert not rows or distance(between, ops.mhc_post(y, streams, *before)) < near
     # What it makes of these streams is judged: a rounding that turns in them isn't its fault.
     wanted = ops.mhc_pre(between, own, 20, EPS, EPS)
-    near = FP32 if dtype == torch.float32 else 4e-3
     for out, right, tolerance in zip((values_of(x), *gates), wanted, (near, FP32, FP32), strict=True):
         assert out.shape == right.shape
         assert distance(out, right) < tolerance
