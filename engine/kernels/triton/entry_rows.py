@@ -15,6 +15,7 @@ from torch import Tensor
 
 from engine.errors import ShapeMismatch
 from engine.kernels.triton.faults import KEY_ROW, LENGTH, any_of, flag, report
+from engine.kernels.triton.launch import AHEAD, await_previous
 
 ENTRIES = 1024
 """Of a program."""
@@ -24,6 +25,7 @@ ENTRIES = 1024
 def _entry_rows(
     pages, visible, out, faults, columns, pool_pages, entries, PAGE: tl.constexpr, WIDE: tl.constexpr
 ):
+    await_previous()
     block = tl.program_id(0).to(tl.int64)
     entry = tl.program_id(1) * WIDE + tl.arange(0, WIDE)
     seen = tl.load(visible + block).to(tl.int32)
@@ -57,6 +59,6 @@ def entry_rows(
     out = torch.empty(blocks, entries, dtype=torch.int32, device=pages.device)
     if out.numel():
         _entry_rows[(blocks, triton.cdiv(entries, ENTRIES))](
-            pages, visible, out, faults, columns, pool_pages, entries, page_rows, ENTRIES
+            pages, visible, out, faults, columns, pool_pages, entries, page_rows, ENTRIES, **AHEAD
         )
     return out
