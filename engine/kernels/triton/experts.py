@@ -45,13 +45,18 @@ class ExpertShape:
 
 
 def shape_for(choices: int, experts: int) -> ExpertShape:
-    """A cut for so many choices of so many experts, on this rank or others. Measured on an H200."""
+    """A cut for so many choices of so many experts, on this rank or others.
+
+    Measured on an H200 with 128 experts of 4096 x 2048 that have 3, 18, 36 and 380 rows each on average:
+    blocks of 16 rows read 4.2 TB/s at 3 rows, and take a fourth longer than those of 32 at 18; those of 64,
+    which leave more empty, do a tenth more where they are full.
+    """
     rows = choices / experts
     if rows <= 12:
-        return ExpertShape(16, Cut(128, 4, 4), Cut(128, 4, 4))
-    if rows <= 48:
+        return ExpertShape(16, Cut(128, 4, 5), Cut(128, 4, 4))
+    if rows <= 144:
         return ExpertShape(32, Cut(128, 4, 4), Cut(128, 4, 4))
-    return ExpertShape(64, Cut(64, 4, 3), Cut(128, 4, 3))
+    return ExpertShape(64, Cut(64, 4, 4), Cut(128, 4, 4))
 
 
 def gate_up(x: Coded, weights: Tensor, experts: Fp4Experts, blocks: Blocks, limit: float, cut: Cut) -> Coded:
@@ -119,8 +124,9 @@ def run_experts(
 
 
 def choice_rows(
-    x: Tensor, ids: Tensor, weights: Tensor, experts: Fp4Experts, limit: float, of: int | None = None
-) -> Tensor:
+    x: Tensor, ids: Tensor, weights: Tensor, experts: Fp4Experts, limit: float, of: int | None = None,
+    shape: ExpertShape | None = None,
+) -> Tensor:  # fmt: skip
     """What each choice's expert gives, weighted; bfloat16 [T, k, H], zero for ids outside 0..E - 1.
 
     Other arguments and errors as of `run_experts`.
@@ -128,7 +134,7 @@ def choice_rows(
     """
     out = torch.empty(ids.numel(), experts.hidden, dtype=torch.bfloat16, device=x.device)
     clear_outside(out, ids.contiguous(), experts.count)
-    shape = shape_for(ids.numel(), of or experts.count)
+    shape = shape or shape_for(ids.numel(), of or experts.count)
     return _rows(x, ids, weights, experts, limit, shape, out).view(*ids.shape, experts.hidden)
 
 

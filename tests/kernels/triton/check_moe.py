@@ -12,8 +12,9 @@ from engine.model.expert_layout import laid_experts, stored_matrix
 from engine.model.quantised import Fp4Experts
 from tests.kernels.triton.cases import DEVICE, distance, fp4_weight, seeded, values
 
-BF16 = 6e-3
-"""Roundings to bfloat16 of each choice and of the sum, and FP8 roundings that fall to the other side."""
+BF16 = 1e-2
+"""Roundings to bfloat16 of each choice and of the sum, and FP8 roundings that fall to the other side, since
+the matrix unit keeps some 14 bits of a sum of FP8 products."""
 
 
 @pytest.mark.parametrize(("rows", "count", "of"), [(0, 2, 8), (1, 6, 256), (5, 3, 12)])
@@ -78,7 +79,7 @@ def choices(seed: int, rows: int, count: int, of: int) -> tuple[Tensor, Tensor]:
     return ids, torch.rand(rows, count, generator=seeded(seed + 1), device=DEVICE)
 
 
-@pytest.mark.parametrize(("rows", "count", "of"), [(0, 2, 3), (1, 2, 3), (5, 3, 4), (37, 2, 3), (70, 3, 4)])
+@pytest.mark.parametrize(("rows", "count", "of"), [(0, 2, 3), (1, 2, 3), (5, 3, 4), (37, 2, 3), (290, 1, 2)])
 def test_experts(rows: int, count: int, of: int) -> None:
     weight = small_experts(of, 256, 128)
     x, (ids, weights) = values(rows, rows, 256), choices(rows, rows, count, of)
