@@ -17,6 +17,7 @@ from engine.kernels.triton.norm import norm_rows, rms_norm
 from engine.kernels.triton.rope import q_norm_rope, rotate
 from engine.kernels.triton.select_entries import select_in_order, select_rows
 from engine.kernels.triton.store import norm_and_store, norm_rope_store
+from engine.kernels.triton.turns import turns, turns_and_back
 from engine.model.coded_rows import Rows
 from engine.model.keys import AnyKeys, Keys, counts
 from engine.model.ops import TorchOps
@@ -35,6 +36,14 @@ class TritonAttentionOps(TorchOps):
     def rms_norm(self, x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
         """As TorchOps.rms_norm."""
         return rms_norm(x, weight, eps)
+
+    def turns(self, positions: Tensor, table: Tensor) -> Tensor:
+        """As TorchOps.turns."""
+        return turns(positions, table)
+
+    def turns_and_back(self, positions: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:
+        """As TorchOps.turns_and_back, in one kernel."""
+        return turns_and_back(positions, table)
 
     def rotate(self, x: Tensor, turns: Tensor) -> None:
         """As TorchOps.rotate, x [T, heads, D]."""

@@ -14,6 +14,7 @@ from engine.model.compressor import started
 from engine.model.config import C4, C128
 from engine.model.keys import AnyKeys, dense
 from engine.model.latent_rows import read_latents, write_keys, write_latents
+from engine.model.rope import turns
 from engine.model.rounding import Rounding
 from engine.model.step import C4Entries, C128Entries, CommitRows
 
@@ -45,6 +46,15 @@ class AttentionOps:
     def norm_rows(self, x: Tensor, weight: Tensor, eps: float) -> Rows:
         """As `rms_norm`, x [T, K]: for products."""
         return self.rms_norm(x, weight, eps)
+
+    def turns(self, positions: Tensor, table: Tensor) -> Tensor:
+        """Rotations at positions [n], complex64 [n, 1, r / 2]; table [r / 2] as of `rope.frequencies`."""
+        return turns(positions, table)
+
+    def turns_and_back(self, positions: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:
+        """As `turns`, and beside them those that undo them."""
+        forward = self.turns(positions, table)
+        return forward, forward.conj().resolve_conj()
 
     def rotate(self, x: Tensor, turns: Tensor) -> None:
         """Rotates in place pairs (2i, 2i + 1) of the last r channels of x [T, ..., D].

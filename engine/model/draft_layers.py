@@ -9,8 +9,8 @@ from engine.model.config import ModelConfig
 from engine.model.draft_ring import BlockShape, DraftState, unpacked
 from engine.model.model import DeepseekV4, Layer
 from engine.model.parallel import LocalExperts
-from engine.model.rope import backwards, plain_frequencies, turns
-from engine.model.step import Turns
+from engine.model.rope import plain_frequencies
+from engine.model.step import Turns, of_blocks
 from engine.model.weights import LayerWeights
 
 
@@ -27,7 +27,7 @@ class DraftLayers:
 
     def turns(self, positions: Tensor) -> Tensor:
         """Rotations [n, 1, rope_dim / 2] at positions [n]."""
-        return turns(positions, self.frequencies)
+        return self.ops.turns(positions, self.frequencies)
 
     def forward(
         self, state: DraftState, streams: Tensor, ids: Tensor, packed: Tensor, shape: BlockShape
@@ -37,8 +37,8 @@ class DraftLayers:
         packed, shape  the plan's, on the device
         """
         rows = unpacked(packed, shape, single_rows=self.ops.row_tile > 1)
-        plain = self.turns(rows.positions)
-        back = backwards(plain, rows.blocks)
+        plain, undone = self.ops.turns_and_back(rows.positions, self.frequencies)
+        back = of_blocks(undone, rows.blocks)
         both = Turns(plain, back, plain, back, None, ())
         entered, last = self.layers[0].enter(streams), self.layers[-1]
         for stage, layer in enumerate(self.layers):

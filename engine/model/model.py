@@ -17,10 +17,10 @@ from engine.model.invariant import TileOps
 from engine.model.ops import TorchOps
 from engine.model.parallel import ExpertRows, Experts, Head, LocalExperts, LocalHead, SplitHead, SpreadExperts
 from engine.model.quantised import Stored
-from engine.model.rope import backwards, compressed_frequencies, plain_frequencies, turns
+from engine.model.rope import compressed_frequencies, plain_frequencies
 from engine.model.rounding import KVRounding, Rounding
 from engine.model.share import share_of
-from engine.model.step import LayerCache, Pending, StepRows, Turns
+from engine.model.step import LayerCache, Pending, StepRows, Turns, of_blocks
 from engine.model.taker import Taker
 from engine.model.weights import LayerWeights, MhcWeights, head_weights, layer_weights
 
@@ -163,14 +163,16 @@ class DeepseekV4:
 
     def turns(self, rows: StepRows) -> Turns:
         """Rotations of a step's rows and closing entries."""
-        plain, compressed = turns(rows.positions, self._plain), turns(rows.positions, self._compressed)
+        ops, table = self.ops, self._compressed
+        plain, plain_back = ops.turns_and_back(rows.positions, self._plain)
+        compressed, compressed_back = ops.turns_and_back(rows.positions, table)
         return Turns(
             plain,
-            backwards(plain, rows.blocks),
+            of_blocks(plain_back, rows.blocks),
             compressed,
-            backwards(compressed, rows.blocks),
-            None if rows.c4 is None else turns(rows.c4.positions, self._compressed),
-            tuple(turns(entries.positions, self._compressed) for entries in rows.c128),
+            of_blocks(compressed_back, rows.blocks),
+            None if rows.c4 is None else ops.turns(rows.c4.positions, table),
+            tuple(ops.turns(entries.positions, table) for entries in rows.c128),
         )
 
     def streams(self, token_ids: Tensor) -> Tensor:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from engine.model.config import ModelConfig
 from engine.model.fields import Yarn
-from engine.model.step import QueryBlocks
 
 
 def frequencies(dim: int, theta: float, yarn: Yarn | None) -> Tensor:
@@ -46,9 +44,3 @@ def turns(positions: Tensor, table: Tensor) -> Tensor:
     """Unit complex numbers e^(i angle), [n, 1, dim / 2] complex64, for positions [n] int64."""
     angles = positions.float().unsqueeze(1) * table
     return torch.polar(torch.ones_like(angles), angles).unsqueeze(1)
-
-
-def backwards(forward: Tensor, blocks: Sequence[QueryBlocks]) -> tuple[Tensor, ...]:
-    """Inverse rotations of each block's rows, of rotations [T, 1, dim / 2] complex64 of a step's rows."""
-    back = forward.conj().resolve_conj()
-    return tuple(back if block.rows is None else back.index_select(0, block.rows) for block in blocks)

@@ -7,6 +7,7 @@ is never written and stays zero, so an absent key points there and is masked by 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -37,6 +38,11 @@ class QueryBlocks:
     c128_rows: Tensor
     c128_seen: Tensor
     c4_chosen: Tensor | None = None
+
+
+def of_blocks(values: Tensor, blocks: Sequence[QueryBlocks]) -> tuple[Tensor, ...]:
+    """Of each block its rows of `values` [T, ...]."""
+    return tuple(values if block.rows is None else values.index_select(0, block.rows) for block in blocks)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import torch
 import triton
 from triton.compiler import ASTSource
 
-from engine.kernels.triton import attend, attend_kernels, rope, store
+from engine.kernels.triton import attend, attend_kernels, rope, store, turns
 from engine.kernels.triton.attend import AttendShape
 from tests.kernels.triton.check_compile import HOPPER
 
@@ -52,6 +52,11 @@ ATTENDED = {
 }
 OTHERS: dict[str, tuple[Any, dict[str, str], dict[str, Any]]] = {
     "q_norm_rope": (rope._rotate, {"taken": "*i64"}, {"ROWS": 8, "WIDE": 512, "NORMED": True, "TAKEN": True}),
+    "turns": (
+        turns._turns,
+        {"positions": "*i64", "table": "*fp32", "out": "*fp32", "back": "*fp32"},
+        {"ROWS": 32, "WIDE": 32, "BACK": True},
+    ),
     "store": stored("*bf16", 1),
     "store coded": stored("*u8", 2),
     "store and norm": (

@@ -9,6 +9,7 @@ from torch import Tensor
 import tests.kernels.triton.interpreting  # noqa: F401
 from engine.errors import ShapeMismatch
 from engine.kernels.triton import norm, rope, store
+from engine.kernels.triton import turns as by_kernel
 from engine.kernels.triton.faults import Fault, no_faults
 from engine.model import rope as reference
 from engine.model.coded_rows import CodedRows, values_of
@@ -26,6 +27,18 @@ TOLERANCES = {torch.float32: 1e-6, torch.bfloat16: 1e-3}
 def turns(rows: int, rotary: int) -> Tensor:
     positions = torch.arange(rows, device=DEVICE) * 977 + 3
     return reference.turns(positions, reference.frequencies(rotary, 1e4, None).to(DEVICE))
+
+
+@pytest.mark.parametrize("half", [32, 5])
+def test_turns_of_far_positions(half: int) -> None:
+    table = reference.frequencies(2 * half, 1e4, None).to(DEVICE)
+    positions = torch.tensor([0, 1, 7, 4095, 1 << 20, 999_983, 105_616], device=DEVICE)
+    wanted = reference.turns(positions, table)
+    forward, back = by_kernel.turns_and_back(positions, table)
+    assert float((forward - wanted).abs().max()) < 1e-6
+    assert torch.equal(back, forward.conj().resolve_conj())
+    assert torch.equal(by_kernel.turns(positions, table), forward)
+    assert by_kernel.turns(positions[:0], table).shape == (0, 1, half)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
