@@ -24,8 +24,8 @@ def cache_format(settings: Settings, config: ModelConfig) -> KVFormat:
         if wanted != settings.dtype:
             raise ConfigError(f"--kv-cache-dtype {wanted} is for --dtype {wanted}, not {settings.dtype}")
         return "model"
-    if name == "native" or settings.deterministic:
-        why = "--deterministic" if settings.deterministic else f"--kernels {name}"
+    if name == "native" or (name == "torch" and settings.deterministic):
+        why = "--deterministic by plain torch" if name == "torch" else f"--kernels {name}"
         raise ConfigError(f"--kv-cache-dtype {wanted}: caches of {why} hold values of the model's type")
     check_groups(config)
     return "fp8"

@@ -18,15 +18,12 @@ from engine.runner.parameters import SlotParameters
 
 
 def kernel_set(settings: Settings) -> str:
-    """Name of the set: native for float32 on the CPU, triton for bfloat16 on a device, else torch.
-
-    Row invariance on a device is plain torch's, in tiles.
-    """
+    """Name of the set: native for float32 on the CPU, triton for bfloat16 on a device, else torch."""
     if settings.kernels:
         return settings.kernels
     if (settings.device, settings.dtype) == ("cpu", "float32"):
         return "native"
-    if (settings.device, settings.dtype) == ("cuda", "bfloat16") and not settings.deterministic:
+    if (settings.device, settings.dtype) == ("cuda", "bfloat16"):
         return "triton"
     return "torch"
 
@@ -49,10 +46,11 @@ def operations(settings: Settings) -> TorchOps:
         return CpuOps()
     # Imported where it is used: only these need Triton, which takes a second to come up.
     from engine.kernels.triton_ops import TritonOps, check_device
+    from engine.kernels.triton_steady import SteadyOps
 
     device = torch.device(settings.device)
     check_device(device, getattr(torch, settings.dtype))
-    return TritonOps(device)
+    return SteadyOps(device) if settings.deterministic else TritonOps(device)
 
 
 def choices(
