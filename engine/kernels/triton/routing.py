@@ -18,7 +18,8 @@ from torch import Tensor
 from engine.errors import ShapeMismatch
 from engine.kernels.triton.launch import AHEAD, await_previous
 
-CHUNK = 2048
+CHUNK, FEW = 2048, 512
+"""Choices that a program goes through at once; and those that every program counts for itself."""
 
 
 @triton.jit
@@ -74,6 +75,7 @@ def _route(
 def _count(ids, counts, choices, CHUNK: tl.constexpr):
     expert = tl.program_id(0)
     lane = tl.arange(0, CHUNK)
+    await_previous()
     count = tl.zeros((CHUNK,), tl.int32)
     for first in range(0, choices, CHUNK):
         own = tl.load(ids + first + lane, mask=first + lane < choices, other=-1)
@@ -84,12 +86,20 @@ def _count(ids, counts, choices, CHUNK: tl.constexpr):
 @triton.jit
 def _sort(
     ids, counts, slots, owners, choices, experts, blocks,
-    ROWS: tl.constexpr, WIDE: tl.constexpr, CHUNK: tl.constexpr,
+    ROWS: tl.constexpr, WIDE: tl.constexpr, CHUNK: tl.constexpr, COUNTED: tl.constexpr,
 ):  # fmt: skip
     expert = tl.program_id(0)
     lane = tl.arange(0, CHUNK)
     other = tl.arange(0, WIDE)
-    tiles = (tl.load(counts + other, mask=other < experts, other=0) + ROWS - 1) // ROWS
+    await_previous()
+    if COUNTED:
+        had = tl.load(counts + other, mask=other < experts, other=0)
+    else:
+        # All choices are one chunk: every program counts them for itself.
+        every = tl.load(ids + lane, mask=lane < choices, other=-1).to(tl.int32)
+        known = (every >= 0) & (every < experts)
+        had = tl.histogram(tl.where(known, every, 0), WIDE, mask=known)
+    tiles = (had + ROWS - 1) // ROWS
     start = tl.sum(tl.where(other < expert, tiles, 0), 0)
     count = tl.sum(tl.where(other == expert, tiles, 0), 0)
     if expert == experts:
@@ -169,9 +179,13 @@ def sort_choices(ids: Tensor, experts: int, rows: int) -> Blocks:
     slots = torch.empty(blocks, rows, dtype=torch.int32, device=ids.device)
     owners = torch.empty(blocks, dtype=torch.int32, device=ids.device)
     if choices:
-        ids, counts = ids.contiguous(), torch.empty(experts, dtype=torch.int32, device=ids.device)
+        ids, counts, counted = ids.contiguous(), owners, choices > FEW
         chunk = min(CHUNK, max(128, triton.next_power_of_2(choices)))
-        _count[(experts,)](ids, counts, choices, chunk)
+        if counted:
+            counts = torch.empty(experts, dtype=torch.int32, device=ids.device)
+            _count[(experts,)](ids, counts, choices, chunk, **AHEAD)
         wide = triton.next_power_of_2(experts)
-        _sort[(experts + 1,)](ids, counts, slots, owners, choices, experts, blocks, rows, wide, chunk)
+        _sort[(experts + 1,)](
+            ids, counts, slots, owners, choices, experts, blocks, rows, wide, chunk, counted, **AHEAD
+        )
     return Blocks(slots, owners, rows)

@@ -84,7 +84,8 @@ CASES: dict[str, tuple[Any, dict[str, str], dict[str, Any]]] = {
         {"PARTS": 8, "WIDE": 1024},
     ),
     "count": (routing._count, {}, {"CHUNK": 512}),
-    "sort": (routing._sort, {}, {"ROWS": 16, "WIDE": 256, "CHUNK": 512}),
+    "sort": (routing._sort, {}, {"ROWS": 16, "WIDE": 256, "CHUNK": 2048, "COUNTED": True}),
+    "count and sort": (routing._sort, {}, {"ROWS": 16, "WIDE": 256, "CHUNK": 512, "COUNTED": False}),
     "gate_up": (
         experts._gate_up, EXPERTS | {"act": "*u8"},
         {"CHOICES": 6, "ROWS": 16, "OUTPUTS": 128, "STAGES": 4, "EVEN": False, "FLOOR": 1e-4},
