@@ -88,8 +88,8 @@ def _mix(
     steps = tl.cdiv(hidden, WIDE)
     share = tl.cdiv(steps, SPLIT)
     line = split * share * WIDE + tl.arange(0, 8)[None, :] % 2 * 32
-    own = tl.where((output < OUTPUTS)[:, None] & (line < hidden), output[:, None] * 4 * hidden + line, 0)
-    prefetch(fn + own + tl.arange(0, 8)[None, :] // 2 * hidden)
+    early = tl.where((output < OUTPUTS)[:, None] & (line < hidden), output[:, None] * 4 * hidden + line, 0)
+    prefetch(fn + early + tl.arange(0, 8)[None, :] // 2 * hidden)
     await_previous()
     total = tl.zeros((ROWS, 32), tl.float32)
     square = tl.zeros((ROWS, WIDE), tl.float32)
