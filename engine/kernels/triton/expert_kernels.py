@@ -44,10 +44,26 @@ def _scaled(total, words, EVEN: tl.constexpr):
 
 
 @triton.jit
+def _sort_scales(
+    scales, out, slots, owners, blocks, CHOICES: tl.constexpr, ROWS: tl.constexpr, WIDE: tl.constexpr
+):  # fmt: skip
+    block = tl.program_id(0)
+    if tl.load(owners + block) < 0:
+        return
+    choice = tl.load(slots + block * ROWS + tl.arange(0, ROWS))
+    choice = tl.where(choice >= 0, choice, tl.load(slots + block * ROWS))
+    group = tl.program_id(1) * WIDE + tl.arange(0, WIDE)
+    held = (group < blocks)[None, :]
+    value = tl.load(scales + (choice // CHOICES * blocks)[:, None] + group[None, :], mask=held)
+    at = (block * blocks + group)[None, :] * ROWS + tl.arange(0, ROWS)[:, None]
+    tl.store(out + at, value, mask=held)
+
+
+@triton.jit
 def _gate_up(
     x, x_scales, w, scales, words, weights, slots, owners, act, act_scales, blocks, inner, limit,
     CHOICES: tl.constexpr, ROWS: tl.constexpr, OUTPUTS: tl.constexpr, STAGES: tl.constexpr,
-    EVEN: tl.constexpr, FLOOR: tl.constexpr,
+    EVEN: tl.constexpr, SORTED: tl.constexpr, FLOOR: tl.constexpr,
 ):  # fmt: skip
     block = tl.program_id(1)
     expert = tl.load(owners + block).to(tl.int64)
@@ -64,11 +80,13 @@ def _gate_up(
     w_at = w + line[:, None] * 64 + tl.arange(0, 64)[None, :]
     s_at = scales + line[:, None] * 4 + tl.arange(0, 4)[None, :]
     x_at = x + row[:, None] * 128 + k[None, :]
+    x_scale_at = x_scales + (block * blocks * ROWS + tl.arange(0, ROWS) if SORTED else row)
     total = tl.zeros((2 * OUTPUTS, ROWS), tl.float32)
     for step in tl.range(blocks, num_stages=STAGES):
         first = step * 2 * inner
         code, scale = tl.load(w_at + first * 64), tl.load(s_at + first * 4)
-        value, x_scale = tl.load(x_at + step * 128), tl.load(x_scales + row + step)
+        value = tl.load(x_at + step * 128)
+        x_scale = tl.load(x_scale_at + step * (ROWS if SORTED else 1))
         total = _add(total, code, scale, words + line + first, value, x_scale, EVEN)
     total = tl.reshape(_scaled(total, words + line, EVEN), (2, OUTPUTS, ROWS))
     gate, up = tl.split(tl.permute(total, (1, 2, 0)))
@@ -85,8 +103,8 @@ def _gate_up(
         # One program holds 128 outputs of its rows: a whole group of the next product's input.
         code, exponent = code_words(value.to(tl.float32), FLOOR)
         tl.store(act + at, code, mask=live[:, None])
-        at = choice * (inner // OUTPUTS) + tl.program_id(0)
-        tl.store(act_scales + at, power_of_two(exponent), mask=live)
+        at = (block * (inner // OUTPUTS) + tl.program_id(0)) * ROWS + tl.arange(0, ROWS)
+        tl.store(act_scales + at, power_of_two(exponent))
 
 
 @triton.jit
@@ -102,8 +120,8 @@ def _code(
     value = tl.load(act + at, mask=live[:, None], other=0.0).to(tl.float32)
     code, exponent = code_words(value, FLOOR)
     tl.store(codes + at, code, mask=live[:, None])
-    at = choice * (inner // GROUP) + tl.program_id(0)
-    tl.store(scales + at, power_of_two(exponent), mask=live)
+    at = (block * (inner // GROUP) + tl.program_id(0)) * ROWS + tl.arange(0, ROWS)
+    tl.store(scales + at, power_of_two(exponent))
 
 
 @triton.jit
@@ -125,11 +143,12 @@ def _down(
     w_at = w + line[:, None] * 64 + tl.arange(0, 64)[None, :]
     s_at = scales + line[:, None] * 4 + tl.arange(0, 4)[None, :]
     x_at = act + row[:, None] * 128 + k[None, :]
+    x_scale_at = act_scales + block * blocks * ROWS + tl.arange(0, ROWS)
     total = tl.zeros((OUTPUTS, ROWS), tl.float32)
     for step in tl.range(blocks, num_stages=STAGES):
         first = step * hidden
         code, scale = tl.load(w_at + first * 64), tl.load(s_at + first * 4)
-        value, x_scale = tl.load(x_at + step * 128), tl.load(act_scales + row + step)
+        value, x_scale = tl.load(x_at + step * 128), tl.load(x_scale_at + step * ROWS)
         total = _add(total, code, scale, words + line + first, value, x_scale, EVEN)
     value = convert(tl.trans(_scaled(total, words + line, EVEN)), tl.bfloat16)
     tl.store(out + choice[:, None] * hidden + n[None, :], value, mask=live[:, None])

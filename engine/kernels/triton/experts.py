@@ -15,14 +15,17 @@ from torch import Tensor
 
 from engine.errors import ShapeMismatch
 from engine.kernels.triton.combine import clear_outside, combine
-from engine.kernels.triton.expert_kernels import _code, _down, _gate_up
+from engine.kernels.triton.expert_kernels import _code, _down, _gate_up, _sort_scales
 from engine.kernels.triton.formats import AMAX_FLOOR, GROUP
 from engine.kernels.triton.quantise import quantise_words
 from engine.kernels.triton.routing import Blocks, sort_choices
 from engine.model.quantised import Fp4Experts
 
+FEW_ROWS = 16
+"""Blocks of so many rows have their scales read where they are."""
+SCALES_WIDE = 32
 Coded = tuple[Tensor, Tensor]
-"""Rows [T, K] as e4m3 codes, and their scales float32 [T, K / 128]."""
+"""Rows [T, K] as e4m3 codes, and their scales float32 [T, K / 128] or, by blocks, [blocks, K / 128, rows]."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +63,7 @@ def shape_for(choices: int, experts: int) -> ExpertShape:
 
 
 def gate_up(x: Coded, weights: Tensor, experts: Fp4Experts, blocks: Blocks, limit: float, cut: Cut) -> Coded:
-    """Each choice's weighted activation in FP8, as of `quantise_words`; [T k, I].
+    """Each choice's weighted activation in FP8, in the order of `quantise_words`; [T k, I], scales by blocks.
 
     x        [T, H], as `quantise_words` gives it
     weights  float32 [T, k]
@@ -71,14 +74,17 @@ def gate_up(x: Coded, weights: Tensor, experts: Fp4Experts, blocks: Blocks, limi
         raise ShapeMismatch(f"{cut} for {experts.inner} outputs: rounding takes groups of {GROUP}")
     (codes, scales), choices, inner = x, weights.numel(), experts.inner
     act = torch.empty(choices, inner, dtype=torch.float8_e4m3fn, device=codes.device)
-    act_scales = torch.empty(choices, inner // GROUP, dtype=torch.float32, device=codes.device)
+    count, whole = blocks.owners.shape[0], cut.outputs == GROUP
+    act_scales = scales.new_empty(count, inner // GROUP, blocks.rows)
     if choices:
-        count, whole = blocks.owners.shape[0], cut.outputs == GROUP
+        many = blocks.rows > FEW_ROWS
+        if many:
+            scales = _sorted(scales, blocks, weights.shape[1])
         values = act.view(torch.uint8) if whole else act.new_empty(choices, inner, dtype=torch.bfloat16)
         _gate_up[(inner // cut.outputs, count)](
             codes, scales, experts.w13, experts.s13, experts.s13.view(torch.int32), weights, blocks.slots,
             blocks.owners, values, act_scales, experts.hidden // GROUP, inner, limit, weights.shape[1],
-            blocks.rows, cut.outputs, cut.stages, experts.even, AMAX_FLOOR, num_warps=cut.warps,
+            blocks.rows, cut.outputs, cut.stages, experts.even, many, AMAX_FLOOR, num_warps=cut.warps,
         )  # fmt: skip
         if not whole:
             _code[(inner // GROUP, count)](
@@ -86,6 +92,15 @@ def gate_up(x: Coded, weights: Tensor, experts: Fp4Experts, blocks: Blocks, limi
                 GROUP, AMAX_FLOOR,
             )  # fmt: skip
     return act, act_scales
+
+
+def _sorted(scales: Tensor, blocks: Blocks, choices: int) -> Tensor:
+    """Scales of rows [T, K / 128] by blocks: programs with many rows then read them in wide words."""
+    count, groups = blocks.owners.shape[0], scales.shape[1]
+    out = scales.new_empty(count, groups, blocks.rows)
+    grid = (count, -(-groups // SCALES_WIDE))
+    _sort_scales[grid](scales, out, blocks.slots, blocks.owners, groups, choices, blocks.rows, SCALES_WIDE)
+    return out
 
 
 def down(act: Coded, experts: Fp4Experts, blocks: Blocks, cut: Cut, out: Tensor | None = None) -> Tensor:

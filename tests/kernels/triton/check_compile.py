@@ -88,7 +88,20 @@ CASES: dict[str, tuple[Any, dict[str, str], dict[str, Any]]] = {
     "count and sort": (routing._sort, {}, {"ROWS": 16, "WIDE": 256, "CHUNK": 512, "COUNTED": False}),
     "gate_up": (
         experts._gate_up, EXPERTS | {"act": "*u8"},
-        {"CHOICES": 6, "ROWS": 16, "OUTPUTS": 128, "STAGES": 4, "EVEN": False, "FLOOR": 1e-4},
+        {
+            "CHOICES": 6, "ROWS": 16, "OUTPUTS": 128, "STAGES": 4, "EVEN": False, "SORTED": False,
+            "FLOOR": 1e-4,
+        },
+    ),
+    "gate_up many": (
+        experts._gate_up, EXPERTS | {"act": "*bf16"},
+        {"CHOICES": 6, "ROWS": 64, "OUTPUTS": 64, "STAGES": 4, "EVEN": True, "SORTED": True, "FLOOR": 1e-4},
+    ),
+    "sort_scales": (
+        experts._sort_scales, {"scales": "*fp32", "out": "*fp32"}, {"CHOICES": 6, "ROWS": 64, "WIDE": 32},
+    ),
+    "code": (
+        experts._code, {"codes": "*u8", "scales": "*fp32"}, {"ROWS": 64, "GROUP": 128, "FLOOR": 1e-4},
     ),
     "down": (experts._down, EXPERTS, {"ROWS": 16, "OUTPUTS": 128, "STAGES": 4, "EVEN": True}),
     "combine": (combine._combine, {}, {"CHOICES": 6, "WIDE": 1024, "EXTRA": True}),
