@@ -113,6 +113,7 @@ class TritonAttentionOps(TorchOps):
         """As TorchOps.index_queries, in one kernel; of coded queries the weights take the scales."""
         if coded:
             return code_queries(q, turns, weights, rows)
+        weights = weights.sum(0) if weights.dim() == 3 else weights
         if rows is not None:
             weights = weights.index_select(0, rows)
         if _to_fp4(rounding):

@@ -68,6 +68,10 @@ class TritonOps(TritonAttentionOps):
         # Interpreted: the library widens results on devices only.
         return F.linear(x.float(), weight.float())
 
+    def index_weights(self, x: Tensor, weight: Tensor) -> Tensor:
+        """As TorchOps.index_weights, in parts."""
+        return self._parts(x, weight)
+
     def linear_to(self, x: Tensor, weight: Tensor, biases: Tensor, at: Tensor, out: Tensor) -> None:
         """As TorchOps.linear_to; products of bfloat16 are exact in float32."""
         add_parts(self._parts(x, weight), biases, at, out)

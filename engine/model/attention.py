@@ -141,4 +141,4 @@ def _index_queries(
     assert weights is not None
     config, ops = step.config, step.ops
     q = ops.linear(lora, weights.wq_b).view(-1, config.index_n_heads, config.index_head_dim)
-    return q, ops.project(x, weights.head_weights)
+    return q, ops.index_weights(x, weights.head_weights)

@@ -41,6 +41,10 @@ class TorchOps(IndexOps):
         """x [T, K] times weight [N, K] transposed, as float32 multiplies and adds; float32 [T, N]."""
         return self.linear(x.float(), weight)
 
+    def index_weights(self, x: Tensor, weight: Tensor) -> Tensor:
+        """The indexer's weights of heads, as `index_queries` takes them, of x [T, H]; weight [heads, H]."""
+        return self.project(x, weight)
+
     def linear_to(self, x: Tensor, weight: Tensor, biases: Tensor, at: Tensor, out: Tensor) -> None:
         """out [T, N] float32 = biases[at] + x [T, K] weight [N, K]^T, all in float32.
 

@@ -36,8 +36,9 @@ def _signs(WIDE: tl.constexpr):
 
 @triton.jit(do_not_specialize=["rows"])
 def _round_queries(
-    q, turns, weights, taken, out, scaled, rows, heads, first, rotary, turn_stride, factor,
+    q, turns, weights, taken, out, scaled, rows, heads, first, rotary, turn_stride, weight_stride, factor,
     ROWS: tl.constexpr, WIDE: tl.constexpr, GROUP: tl.constexpr, CODED: tl.constexpr, TAKEN: tl.constexpr,
+    PARTS: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     held = row < rows
@@ -56,7 +57,10 @@ def _round_queries(
         scale = tl.maximum(tl.max(tl.abs(value), 1), FLOOR) / 448.0
         codes = to_e4m3(value / scale[:, None], tl.zeros((1, 1), tl.int32))
         tl.store(out + at, codes, mask=held[:, None])
-        tl.store(scaled + row, tl.load(weights + source, mask=held, other=0.0) * scale, mask=held)
+        weight = tl.load(weights + source, mask=held, other=0.0)
+        for part in tl.static_range(1, PARTS):
+            weight += tl.load(weights + part * weight_stride + source, mask=held, other=0.0)
+        tl.store(scaled + row, weight * scale, mask=held)
     else:
         value = e2m1_rounded(tl.reshape(value, (ROWS * WIDE,)), ROWS * WIDE, GROUP)
         near = tl.reshape(convert(value, tl.bfloat16), (ROWS, WIDE))
@@ -82,15 +86,16 @@ def code_queries(
 ) -> tuple[Tensor, Tensor]:
     """Rotated and transformed queries in FP8, and weights of heads that their scales are folded into.
 
-    q, turns and rows  as `round_queries` takes them; weights float32 [T, heads]
+    q, turns and rows  as `round_queries` takes them
+    weights            float32 [T, heads], or in parts [P, T, heads] to be added up
     returns            float8_e4m3fn [n, heads, Di], float32 [n, heads]: what `index_scores` takes with keys
                        that are coded
     raises             ShapeMismatch
     """
     count = len(q if rows is None else rows)
     out = q.new_empty(count, *q.shape[1:], dtype=torch.float8_e4m3fn)
-    scaled = weights.new_empty(count, *weights.shape[1:])
-    _run(q, turns, weights, rows, out, scaled)
+    scaled = weights.new_empty(count, weights.shape[-1])
+    _run(q, turns, weights if weights.dim() == 3 else weights.unsqueeze(0), rows, out, scaled)
     return out, scaled
 
 
@@ -99,10 +104,10 @@ def _run(
 ) -> None:
     tokens, heads, wide = q.shape
     rotary = 2 * turns.shape[-1]
+    fits = weights is None or (tuple(weights.shape[1:]) == (tokens, heads) and weights.is_contiguous())
     if (
         wide % KEY_GROUP or wide & (wide - 1) or wide > 256 or q.dtype != torch.bfloat16 or rotary > wide
-        or not q.is_contiguous() or tuple(turns.shape[:-1]) != (tokens, 1)
-        or (weights is not None and (tuple(weights.shape) != (tokens, heads) or not weights.is_contiguous()))
+        or not q.is_contiguous() or tuple(turns.shape[:-1]) != (tokens, 1) or not fits
     ):  # fmt: skip
         raise ShapeMismatch(f"q {q.dtype} {tuple(q.shape)}, turns {tuple(turns.shape)}")
     rows = len(out) * heads
@@ -111,5 +116,6 @@ def _run(
     pairs = torch.view_as_real(turns.squeeze(1).contiguous())
     _round_queries[(triton.cdiv(rows, ROWS),)](
         q, pairs, weights, taken, out, scaled, rows, heads, wide - rotary, rotary, pairs.stride(0),
-        wide**-0.5, ROWS, wide, KEY_GROUP, weights is not None, taken is not None, **AHEAD,
+        tokens * heads, wide**-0.5, ROWS, wide, KEY_GROUP, weights is not None, taken is not None,
+        1 if weights is None else len(weights), **AHEAD,
     )  # fmt: skip

@@ -44,7 +44,7 @@ CASES: dict[str, tuple[Any, dict[str, str], dict[str, Any]]] = {
     "code queries": (
         index_queries._round_queries,
         {"out": "*fp8e4nv", "scaled": "*fp32", "rows": "i32", "taken": "*i64"},
-        {"ROWS": 64, "WIDE": 128, "GROUP": 32, "CODED": True, "TAKEN": True},
+        {"ROWS": 64, "WIDE": 128, "GROUP": 32, "CODED": True, "TAKEN": True, "PARTS": 8},
     ),
     "score": (
         index_scores._index_scores, {**LISTED, "entries": "i32", "out": "*fp32"},

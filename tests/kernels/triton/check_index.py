@@ -150,6 +150,8 @@ def test_chosen_queries_are_those_of_all() -> None:
     some, every = code_queries(q, turns, weights, chosen), code_queries(q, turns, weights)
     assert torch.equal(some[0].float(), every[0].float()[chosen])
     assert torch.equal(some[1], every[1][chosen])
+    parts = torch.stack([weights, -2 * weights, 4 * weights])
+    assert torch.allclose(code_queries(q, turns, parts, chosen)[1], 3 * some[1])
 
 
 def drawn(kind: str, rows: int, columns: int) -> Tensor:
