@@ -11,7 +11,6 @@ entries likewise: they are made of row 0's numbers, and written to row 1 of page
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -19,47 +18,17 @@ from torch import Tensor
 
 from engine.errors import ShapeMismatch
 from engine.memory.pools import KVState
-from engine.model.config import C4, C128, PAGE_TOKENS, ModelConfig
+from engine.model.config import C4, C128, PAGE_TOKENS
 from engine.model.ops import TorchOps
 from engine.model.step import C4Entries, C128Entries, QueryBlocks, StepRows
 from engine.runner.batch import ForwardBatch
 from engine.runner.blocks import listed_entries, window_rows
 from engine.runner.columns import Int, RowColumns, Upload, unroll
 from engine.runner.entries import plan_c4, plan_c128
-from engine.runner.plan import SINK_ROW, PlannedStep, plan_commit, written_rows
+from engine.runner.graph_layout import C128_COLUMNS, GraphKey, blank, places_of
+from engine.runner.plan import PlannedStep, plan_commit, written_rows
 
 HOST = Upload(torch.device("cpu"))
-C128_COLUMNS = ("c128_slots", "c128_fresh", "c128_firsts", "c128_counts", "c128_out_rows", "c128_positions")
-"""As C128Entries has them."""
-
-
-class GraphKey(NamedTuple):
-    """Sizes of a captured step.
-
-    tokens  padded rows, the bucket that the ranks agreed on
-    slots   most requests
-    pages   most pages of a request
-    width   most rows of a request, at most 128
-    """
-
-    tokens: int
-    slots: int
-    pages: int
-    width: int
-
-    @property
-    def name(self) -> str:
-        """As ForwardBatch.graph_key has it."""
-        return f"{self.tokens}x{self.slots}x{self.pages}"
-
-    def fits(self, batch: ForwardBatch) -> bool:
-        """Whether the batch's rows, requests and lengths have room."""
-        return (
-            batch.load.padded_tokens == self.tokens
-            and batch.slots.size <= self.slots
-            and int(batch.counts.max(initial=0)) <= self.width
-            and int((batch.starts + batch.counts).max(initial=0)) <= self.pages * PAGE_TOKENS
-        )
 
 
 @dataclass(frozen=True)
@@ -71,60 +40,6 @@ class GraphPlan(PlannedStep):
 
     key: GraphKey
     packed: Tensor
-
-
-def shapes(key: GraphKey, config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Columns of a packed step of this key, in their order.
-
-    Of T rows: token_ids, position, latent_rows, row_slots, request (-1: padding), window [T, 128]
-    c4_*     the c4 windows that close, at most one a row
-    c128_*   the c128 windows that close, at most one a request
-    slots    of the requests, 0 for padding; pages [S, M] full pages of each
-    """
-    rows, slots = (key.tokens,), (key.slots,)
-    return {
-        "token_ids": rows,
-        "position": rows,
-        "latent_rows": rows,
-        "row_slots": rows,
-        "request": rows,
-        "window": (key.tokens, config.sliding_window),
-        "c4_halves": (key.tokens, 2 * C4),
-        "c4_position": rows,
-        "c4_out": rows,
-        **dict.fromkeys(C128_COLUMNS, slots),
-        "slots": slots,
-        "pages": (key.slots, key.pages),
-    }
-
-
-def length(key: GraphKey, config: ModelConfig) -> int:
-    """Numbers of a packed step."""
-    return sum(int(np.prod(shape)) for shape in shapes(key, config).values())
-
-
-def views(packed: Tensor, key: GraphKey, config: ModelConfig) -> dict[str, Tensor]:
-    """The columns of `packed` [at least length(key)] by name."""
-    out, first = {}, 0
-    for name, shape in shapes(key, config).items():
-        size = int(np.prod(shape))
-        out[name] = packed[first : first + size].view(shape)
-        first += size
-    return out
-
-
-def blank(key: GraphKey, config: ModelConfig) -> tuple[Int, dict[str, Int]]:
-    """A packed step without any request, on the host, and its columns."""
-    packed = np.zeros(length(key, config), np.int64)
-    columns = {name: view.numpy() for name, view in views(torch.from_numpy(packed), key, config).items()}
-    columns["latent_rows"][:] = SINK_ROW
-    columns["request"][:] = -1
-    columns["c4_out"][:] = SINK_ROW
-    columns["c128_out_rows"][:] = SINK_ROW
-    # One row of an empty state: a mean over none would be no number.
-    columns["c128_fresh"][:] = 1
-    columns["c128_counts"][:] = 1
-    return packed, columns
 
 
 def pack(state: KVState, batch: ForwardBatch, key: GraphKey) -> GraphPlan:
@@ -151,13 +66,13 @@ def pack(state: KVState, batch: ForwardBatch, key: GraphKey) -> GraphPlan:
     out["slots"][:requests] = columns.slots
     out["pages"][:requests, :reach] = state.full_table[columns.slots, :reach]
     _pack_entries(state, _padded(columns, key.slots), out)
-    to = Upload(state.device)
+    to, places = Upload(state.device), places_of(key, state.config.sliding_window)
     sent = to.tensor(packed)
-    ours = views(sent, key, state.config)
+    tokens, slots = places["token_ids"], places["row_slots"]
     return GraphPlan(
         batch=replace(batch, graph_key=key.name),
-        token_ids=ours["token_ids"],
-        row_slots=ours["row_slots"] if (batch.tokens < 0).any() else None,
+        token_ids=sent[tokens.first : tokens.end],
+        row_slots=sent[slots.first : slots.end] if (batch.tokens < 0).any() else None,
         logit_rows=to.int64(batch.logit_rows),
         commit=plan_commit(columns, to),
         key=key,
@@ -167,11 +82,17 @@ def pack(state: KVState, batch: ForwardBatch, key: GraphKey) -> GraphPlan:
 
 def _padded(columns: RowColumns, slots: int) -> RowColumns:
     """The columns with request columns of `slots` entries; added ones have no rows, in slot 0."""
-    more = (0, slots - columns.slots.size)
-    wide = {
-        name: np.pad(getattr(columns, name), more) for name in ("slots", "starts", "counts", "first_rows")
-    }
-    return replace(columns, **wide)
+
+    def wide(column: Int) -> Int:
+        out = np.zeros(slots, column.dtype)
+        out[: column.size] = column
+        return out
+
+    own = columns
+    return replace(
+        own, slots=wide(own.slots), starts=wide(own.starts), counts=wide(own.counts),
+        first_rows=wide(own.first_rows),
+    )  # fmt: skip
 
 
 def _pack_entries(state: KVState, columns: RowColumns, out: dict[str, Int]) -> None:

@@ -28,7 +28,8 @@ from engine.runner.batch import ForwardBatch
 from engine.runner.columns import Upload
 from engine.runner.draft_graphs import RecordedDrafter
 from engine.runner.forward import wanted_logits
-from engine.runner.graph_rows import GraphKey, GraphPlan, blank, length, pack, unfold, views
+from engine.runner.graph_layout import GraphKey, blank, length, views
+from engine.runner.graph_rows import GraphPlan, pack, unfold
 
 if TYPE_CHECKING:
     from torch.cuda import _POOL_HANDLE

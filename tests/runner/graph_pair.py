@@ -14,8 +14,9 @@ from engine.messages import RunStep
 from engine.model.model import DeepseekV4
 from engine.runner.batch import build_batch
 from engine.runner.forward import commit_step, store_relay
+from engine.runner.graph_layout import GraphKey
 from engine.runner.graph_path import TargetPath
-from engine.runner.graph_rows import GraphKey, GraphPlan
+from engine.runner.graph_rows import GraphPlan
 from engine.runner.graphs import Graphs
 from engine.runner.plan import Plan
 from tests.runner.driver import int32

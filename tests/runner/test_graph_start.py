@@ -17,7 +17,7 @@ from engine.errors import ConfigError, ShapeMismatch
 from engine.messages import RunStep, StepDone
 from engine.model.model import DeepseekV4
 from engine.rank_parts import ModelParts
-from engine.runner.graph_rows import GraphKey
+from engine.runner.graph_layout import GraphKey
 from engine.runner.graph_start import record_graphs, recorded
 from engine.runner.graphs import graph_keys, page_sizes, token_sizes
 from tests.machines.test_rank_with_model import Served, submit

@@ -10,7 +10,7 @@ from engine.config import PAGE_TOKENS
 from engine.errors import DeviceFailed
 from engine.messages import RunStep, StepDone
 from engine.model.model import DeepseekV4
-from engine.runner.graph_rows import GraphKey
+from engine.runner.graph_layout import GraphKey
 from engine.runner.graphs import Graphs
 from engine.runner.step import StepRunner
 from tests.runner.driver import Planned

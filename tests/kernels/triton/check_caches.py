@@ -25,7 +25,8 @@ from engine.model.rounding import Rounding
 from engine.model.row_layout import V4_ROW
 from engine.runner.batch import build_batch
 from engine.runner.forward import commit_step, forward
-from engine.runner.graph_rows import GraphKey, pack, unfold, views
+from engine.runner.graph_layout import GraphKey, views
+from engine.runner.graph_rows import pack, unfold
 from engine.runner.plan import plan_step
 from tests.kernels.triton.cases import DEVICE, distance, seeded
 from tests.kernels.triton.check_ops import BF16, FIELDS, model

@@ -25,8 +25,9 @@ from engine.model.config import KVFormat, ModelConfig
 from engine.model.model import DeepseekV4
 from engine.runner.batch import ForwardBatch, build_batch
 from engine.runner.forward import commit_step, forward
+from engine.runner.graph_layout import GraphKey
 from engine.runner.graph_path import TargetPath
-from engine.runner.graph_rows import GraphKey, pack
+from engine.runner.graph_rows import pack
 from engine.runner.graphs import Buffers, Graphs, RecordedStep
 from engine.runner.plan import PlannedStep, plan_batch
 from engine.runner.step import StepRunner, waited

@@ -26,8 +26,8 @@ from engine.model.share import share_of
 from engine.runner.batch import build_batch
 from engine.runner.collectives import close_groups, open_groups
 from engine.runner.forward import commit_step
+from engine.runner.graph_layout import GraphKey
 from engine.runner.graph_path import TargetPath
-from engine.runner.graph_rows import GraphKey
 from engine.runner.graphs import Graphs
 from tests.kernels.triton.check_ops import FIELDS
 
