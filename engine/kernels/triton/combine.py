@@ -11,6 +11,7 @@ from torch import Tensor
 
 from engine.errors import ShapeMismatch
 from engine.kernels.triton.formats import convert
+from engine.kernels.triton.launch import AHEAD, await_previous
 
 
 @triton.jit
@@ -21,6 +22,7 @@ def _combine(
     channel = tl.program_id(1) * WIDE + tl.arange(0, WIDE)
     held = channel < hidden
     total = tl.zeros((WIDE,), tl.float32)
+    await_previous()
     for choice in tl.static_range(CHOICES):
         expert = tl.load(ids + row * CHOICES + choice)
         wide = tl.where((expert >= 0) & (expert < experts), hidden, 0)
@@ -36,6 +38,7 @@ def _combine(
 def _clear(parts, ids, experts, hidden, CHOICES: tl.constexpr, PADDED: tl.constexpr, WIDE: tl.constexpr):
     choice = tl.arange(0, PADDED)
     at = tl.program_id(0).to(tl.int64) * CHOICES + choice
+    await_previous()
     expert = tl.load(ids + at, mask=choice < CHOICES, other=0)
     outside = (choice < CHOICES) & ((expert < 0) | (expert >= experts))
     channel = tl.program_id(1) * WIDE + tl.arange(0, WIDE)
@@ -52,6 +55,7 @@ def _join(
     channel = tl.program_id(1) * WIDE + tl.arange(0, WIDE)
     held = channel < hidden
     total = tl.zeros((WIDE,), tl.float32)
+    await_previous()
     for choice in tl.static_range(CHOICES):
         for part in tl.static_range(PARTS):
             at = ((part * rows + row) * CHOICES + choice) * hidden
@@ -74,7 +78,7 @@ def join(parts: Tensor, extra: Tensor) -> Tensor:
     if len(extra):
         wide = min(1024, triton.next_power_of_2(hidden))
         grid = (len(extra), triton.cdiv(hidden, wide))
-        _join[grid](parts, extra, out, rows, len(extra), hidden, count, choices, wide)
+        _join[grid](parts, extra, out, rows, len(extra), hidden, count, choices, wide, **AHEAD)
     return out
 
 
@@ -88,7 +92,7 @@ def clear_outside(parts: Tensor, ids: Tensor, experts: int) -> None:
     if rows:
         wide = min(1024, triton.next_power_of_2(hidden))
         grid = (rows, triton.cdiv(hidden, wide))
-        _clear[grid](parts, ids, experts, hidden, choices, triton.next_power_of_2(choices), wide)
+        _clear[grid](parts, ids, experts, hidden, choices, triton.next_power_of_2(choices), wide, **AHEAD)
 
 
 def combine(
@@ -104,5 +108,5 @@ def combine(
     if rows:
         wide = min(1024, triton.next_power_of_2(hidden))
         grid = (rows, triton.cdiv(hidden, wide))
-        _combine[grid](parts, ids, extra, out, experts, hidden, choices, wide, extra is not None)
+        _combine[grid](parts, ids, extra, out, experts, hidden, choices, wide, extra is not None, **AHEAD)
     return out

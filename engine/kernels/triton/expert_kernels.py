@@ -16,6 +16,7 @@ from engine.kernels.triton.formats import (
     product,
     sigmoid,
 )
+from engine.kernels.triton.launch import await_previous
 from engine.kernels.triton.quantise import code_words
 
 
@@ -48,6 +49,7 @@ def _sort_scales(
     scales, out, slots, owners, blocks, CHOICES: tl.constexpr, ROWS: tl.constexpr, WIDE: tl.constexpr
 ):  # fmt: skip
     block = tl.program_id(0)
+    await_previous()
     if tl.load(owners + block) < 0:
         return
     choice = tl.load(slots + block * ROWS + tl.arange(0, ROWS))
@@ -66,6 +68,7 @@ def _gate_up(
     EVEN: tl.constexpr, SORTED: tl.constexpr, FLOOR: tl.constexpr,
 ):  # fmt: skip
     block = tl.program_id(1)
+    await_previous()
     expert = tl.load(owners + block).to(tl.int64)
     if expert < 0:
         return
@@ -112,6 +115,7 @@ def _code(
     act, codes, scales, slots, owners, inner, ROWS: tl.constexpr, GROUP: tl.constexpr, FLOOR: tl.constexpr
 ):
     block = tl.program_id(1)
+    await_previous()
     if tl.load(owners + block) < 0:
         return
     choice = tl.load(slots + block * ROWS + tl.arange(0, ROWS)).to(tl.int64)
@@ -130,6 +134,7 @@ def _down(
     ROWS: tl.constexpr, OUTPUTS: tl.constexpr, STAGES: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
     block = tl.program_id(1)
+    await_previous()
     expert = tl.load(owners + block).to(tl.int64)
     if expert < 0:
         return

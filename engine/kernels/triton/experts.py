@@ -17,6 +17,7 @@ from engine.errors import ShapeMismatch
 from engine.kernels.triton.combine import clear_outside, combine
 from engine.kernels.triton.expert_kernels import _code, _down, _gate_up, _sort_scales
 from engine.kernels.triton.formats import AMAX_FLOOR, GROUP
+from engine.kernels.triton.launch import AHEAD
 from engine.kernels.triton.quantise import quantise_words
 from engine.kernels.triton.routing import Blocks, sort_choices
 from engine.model.quantised import Fp4Experts
@@ -85,11 +86,12 @@ def gate_up(x: Coded, weights: Tensor, experts: Fp4Experts, blocks: Blocks, limi
             codes, scales, experts.w13, experts.s13, experts.s13.view(torch.int32), weights, blocks.slots,
             blocks.owners, values, act_scales, experts.hidden // GROUP, inner, limit, weights.shape[1],
             blocks.rows, cut.outputs, cut.stages, experts.even, many, AMAX_FLOOR, num_warps=cut.warps,
+            **AHEAD,
         )  # fmt: skip
         if not whole:
             _code[(inner // GROUP, count)](
                 values, act.view(torch.uint8), act_scales, blocks.slots, blocks.owners, inner, blocks.rows,
-                GROUP, AMAX_FLOOR,
+                GROUP, AMAX_FLOOR, **AHEAD,
             )  # fmt: skip
     return act, act_scales
 
@@ -99,7 +101,9 @@ def _sorted(scales: Tensor, blocks: Blocks, choices: int) -> Tensor:
     count, groups = blocks.owners.shape[0], scales.shape[1]
     out = scales.new_empty(count, groups, blocks.rows)
     grid = (count, -(-groups // SCALES_WIDE))
-    _sort_scales[grid](scales, out, blocks.slots, blocks.owners, groups, choices, blocks.rows, SCALES_WIDE)
+    _sort_scales[grid](
+        scales, out, blocks.slots, blocks.owners, groups, choices, blocks.rows, SCALES_WIDE, **AHEAD
+    )
     return out
 
 
@@ -118,7 +122,7 @@ def down(act: Coded, experts: Fp4Experts, blocks: Blocks, cut: Cut, out: Tensor 
         _down[(experts.hidden // cut.outputs, blocks.owners.shape[0])](
             codes, scales, experts.w2, experts.s2, experts.s2.view(torch.int32), blocks.slots, blocks.owners,
             out, experts.inner // GROUP, experts.hidden, blocks.rows, cut.outputs, cut.stages, experts.even,
-            num_warps=cut.warps,
+            num_warps=cut.warps, **AHEAD,
         )  # fmt: skip
     return out
 
