@@ -19,13 +19,16 @@ KERNELS_SHOWN = 24
 
 PARTS = {
     "experts": ("_gate_up", "_down", "_round", "_count", "_sort", "_combine", "_join", "_route"),
-    "dense products": ("_linear", "_sum", "_quantise", "_swiglu", "gemm", "cutlass", "nvjet", "cublas"),
+    "dense products": (
+        "_linear", "_linear_row", "_sum", "_quantise", "_swiglu", "_library_scales", "_decode_weight", "gemm",
+        "cutlass", "nvjet", "cublas",
+    ),
     "hyper-connections": ("_mix", "_gates", "_collapse", "_post", "_weights"),
     "attention": ("_attend", "_combine_parts", "_rotate", "_store", "_rms_norm"),
     "compressors": ("_close_c4", "_close_c128"),
     "indexer": ("_index_scores", "_select", "_round_queries"),
     "between ranks": ("nccl", "_pack", "_unpack"),
-}
+}  # fmt: skip
 """Kernels by what they are for: whole names, or for libraries a part of the name."""
 
 

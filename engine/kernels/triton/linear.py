@@ -2,8 +2,9 @@
 
 Weights are e4m3 with one e8m0 scale for 128x128 values; activations e4m3 with one scale for 128 channels of
 a row, or bfloat16. Each step of 128 channels is one product of raw codes, whose float32 sum is scaled and
-added. Source: DeepSeek-V4's block-scaled products; few rows swap the operands, so that weights fill the
-matrix unit's long side, and split the channels over programs.
+added. Few rows swap the operands, so that weights fill the matrix unit's long side, and split the channels
+over programs; one row and many have products of their own, in `one_row.py` and by the `library.py`.
+Source: DeepSeek-V4's block-scaled products.
 """
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, misc"
@@ -19,10 +20,17 @@ from torch import Tensor
 
 from engine.errors import ShapeMismatch
 from engine.kernels.triton.formats import GROUP, convert, decode_e8m0, product
+from engine.kernels.triton.launch import AHEAD, await_previous, prefetch
+from engine.kernels.triton.library import library_bf16, library_coded, takes
+from engine.kernels.triton.one_row import one_row
 from engine.kernels.triton.quantise import quantise
 from engine.model.quantised import Fp8Weight
 
 SUM_BLOCK = 1024
+MANY_ROWS = 128
+"""Beyond it the library is faster. Measured on an H200, as are the cuts below."""
+LINES = 8
+"""Steps whose weights are fetched while the kernel ahead ends."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +49,7 @@ class LinearShape:
 def _linear(
     x, x_scales, w, w_scales, out, rows, outputs, columns, x_stride, s_stride, rank,
     ROWS: tl.constexpr, OUTPUTS: tl.constexpr, SPLIT: tl.constexpr, SWAP: tl.constexpr,
-    CODED: tl.constexpr, SIZE: tl.constexpr,
+    CODED: tl.constexpr, SIZE: tl.constexpr, LINES: tl.constexpr,
 ):  # fmt: skip
     first = tl.program_id(1) * OUTPUTS
     n = first + tl.arange(0, OUTPUTS)
@@ -53,18 +61,30 @@ def _linear(
     steps = columns // SIZE
     share = tl.cdiv(steps, SPLIT)
     begin = tl.program_id(2) * share
+    end = tl.minimum(begin + share, steps)
+    if LINES > 0:
+        line = tl.minimum(begin + tl.arange(0, LINES), steps - 1)
+        prefetch(w + n_read[:, None] * columns + (line * SIZE)[None, :])
+    await_previous()
     group = first // rank
     x_at = x + t_read[:, None] * x_stride + (group * columns + k)[None, :]
     w_at = w + n_read[:, None] * columns + k[None, :]
     ws_at = w_scales + first // SIZE * steps
     xs_at = x_scales + t_read * s_stride + group * steps
     total = tl.zeros((OUTPUTS, ROWS) if SWAP else (ROWS, OUTPUTS), tl.float32)
-    for step in range(begin, tl.minimum(begin + share, steps)):
+    # Scales are loaded a step ahead: unlike codes, they aren't by themselves.
+    first_step = tl.minimum(begin, steps - 1)
+    coming = decode_e8m0(tl.load(ws_at + first_step))
+    if CODED:
+        coming = coming * tl.load(xs_at + first_step)
+    for step in range(begin, end):
         weight = tl.load(w_at + step * SIZE)
         value = tl.load(x_at + step * SIZE)
-        factor = decode_e8m0(tl.load(ws_at + step))
+        factor = coming
+        ahead = tl.minimum(step + 1, steps - 1)
+        coming = decode_e8m0(tl.load(ws_at + ahead))
         if CODED:
-            factor = factor * tl.load(xs_at + step)
+            coming = coming * tl.load(xs_at + ahead)
         else:
             weight = weight.to(tl.bfloat16)
         if SWAP:
@@ -84,25 +104,30 @@ def _linear(
 def _sum(parts, out, size, SPLIT: tl.constexpr, BLOCK: tl.constexpr):
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     total = tl.zeros((BLOCK,), tl.float32)
+    await_previous()
     for part in tl.static_range(SPLIT):
         total += tl.load(parts + part * size.to(tl.int64) + at, mask=at < size, other=0.0)
     tl.store(out + at, convert(total, out.dtype.element_ty), mask=at < size)
 
 
-def shape_for(rows: int, outputs: int, columns: int, multiprocessors: int) -> LinearShape:
-    """A cut for a product of this size: enough programs to fill the device, few enough to read x rarely."""
-    if rows > 256:
-        return LinearShape(64, 128, 1, False, 4, 4)
-    if rows > 64:
-        wide = 128 if outputs >= 2048 else 64
-        cut = LinearShape(128, wide, 1, False, 8 if wide == 128 else 4, 3)
-        enough = multiprocessors - 8
+def shape_for(
+    rows: int, outputs: int, columns: int, multiprocessors: int, *, coded: bool = True
+) -> LinearShape:
+    """A cut for a product of this size: enough programs to fill the device, few enough to read x rarely.
+
+    coded   as of FP8 codes; bfloat16 leaves room for fewer stages
+    """
+    large = outputs >= 16384 or (rows > 64 and outputs * columns >= 1 << 25)
+    wide = 128 if large else 64
+    if rows > MANY_ROWS:
+        return LinearShape(64, 128, 1, False, 4, 4 if coded else 3)
+    if rows > 32:
+        cut = LinearShape(64, wide, 1, False, 4, 3 if not coded else 4 if large else 5)
     else:
-        tile = 16 if rows <= 16 else 32 if rows <= 32 else 64
-        cut = LinearShape(tile, 128 if tile == 64 else 64, 1, True, 4, 4)
-        enough = 2 * multiprocessors
+        cut = LinearShape(16 if rows <= 16 else 32, wide, 1, True, 4, 4)
     blocks, split = triton.cdiv(rows, cut.rows) * triton.cdiv(outputs, cut.outputs), 1
-    while split < 8 and blocks * split < enough and columns // GROUP >= 8 * split:
+    # Two programs for each multiprocessor, or nearly, and eight steps at least for each.
+    while split < 8 and blocks * split < 2 * multiprocessors - 8 and columns // GROUP >= 16 * split:
         split *= 2
     return replace(cut, split=split)
 
@@ -118,36 +143,56 @@ def linear_fp8(x: Tensor, weight: Fp8Weight, shape: LinearShape | None = None) -
 def linear_coded(
     codes: Tensor, scales: Tensor, weight: Fp8Weight, shape: LinearShape | None = None
 ) -> Tensor:
-    """As linear_fp8 on what `quantise` gives: codes [T, groups K], scales [T, groups K / 128]."""
+    """As linear_fp8 on what `quantise` gives: codes [T, groups K], scales [T, groups K / 128].
+
+    shape   of the kernel that is for any number of rows; without it the fastest way is taken
+    raises  ShapeMismatch
+    """
+    _check(codes, weight)
+    if shape is None and len(codes) == 1:
+        return one_row(codes, scales, weight)
+    if shape is None and len(codes) > MANY_ROWS and takes(codes, weight):
+        return library_coded(codes, scales, weight)
     return _product(codes, scales, weight, shape)
 
 
 def linear_bf16(x: Tensor, weight: Fp8Weight, shape: LinearShape | None = None) -> Tensor:
     """x [T, groups K] bfloat16, as it is, times FP8 weights as bfloat16 (exact); bfloat16 [T, N].
 
+    shape   as of linear_coded
     raises  ShapeMismatch
     """
+    _check(x, weight)
+    if shape is None and len(x) == 1:
+        return one_row(x, None, weight)
+    if shape is None and len(x) > MANY_ROWS and takes(x, weight):
+        return library_bf16(x, weight)
     return _product(x, x, weight, shape)
 
 
-def _product(x: Tensor, scales: Tensor, weight: Fp8Weight, shape: LinearShape | None) -> Tensor:
-    outputs, columns = weight.codes.shape
+def _check(x: Tensor, weight: Fp8Weight) -> None:
+    """raises  ShapeMismatch"""
+    columns = weight.codes.shape[1]
     if x.dim() != 2 or x.shape[1] != weight.groups * columns or x.stride(1) != 1:
         raise ShapeMismatch(f"x is {tuple(x.shape)}; the weight takes [T, {weight.groups} x {columns}]")
-    rows = x.shape[0]
+
+
+def _product(x: Tensor, scales: Tensor, weight: Fp8Weight, shape: LinearShape | None) -> Tensor:
+    (outputs, columns), rows, coded = weight.codes.shape, len(x), scales is not x
     out = torch.empty(rows, outputs, dtype=torch.bfloat16, device=x.device)
     if rows == 0:
         return out
-    cut = shape or shape_for(rows, outputs, columns, multiprocessors(x.device))
+    cut = shape or shape_for(rows, outputs, columns, multiprocessors(x.device), coded=coded)
     parts = out if cut.split == 1 else torch.empty(cut.split, rows, outputs, device=x.device)
     grid = (triton.cdiv(rows, cut.rows), triton.cdiv(outputs, cut.outputs), cut.split)
     _linear[grid](
         x, scales, weight.codes, weight.scales, parts, rows, outputs, columns, x.stride(0), scales.stride(0),
-        outputs // weight.groups, cut.rows, cut.outputs, cut.split, cut.swap, scales is not x, GROUP,
-        num_warps=cut.warps, num_stages=cut.stages,
+        outputs // weight.groups, cut.rows, cut.outputs, cut.split, cut.swap, coded, GROUP,
+        LINES if cut.swap else 0, num_warps=cut.warps, num_stages=cut.stages, **AHEAD,
     )  # fmt: skip
     if cut.split > 1:
-        _sum[(triton.cdiv(out.numel(), SUM_BLOCK),)](parts, out, out.numel(), cut.split, SUM_BLOCK)
+        grid = (triton.cdiv(out.numel(), SUM_BLOCK), 1, 1)
+        _sum[grid](parts, out, out.numel(), cut.split, SUM_BLOCK, **AHEAD)
     return out
 
 

@@ -22,6 +22,7 @@ from engine.kernels.triton.formats import (
     sigmoid,
     to_e4m3,
 )
+from engine.kernels.triton.launch import AHEAD, await_previous
 
 ROW_GROUPS = 8
 WORD_GROUPS = 8
@@ -35,6 +36,7 @@ def _quantise(
     group = tl.program_id(1) * GROUPS + tl.arange(0, GROUPS)
     channel = group[:, None] * SIZE + tl.arange(0, SIZE)[None, :]
     held = channel < columns
+    await_previous()
     value = tl.load(x + row * x_stride + channel, mask=held, other=0.0).to(tl.float32)
     exponent = group_exponent(tl.maximum(tl.max(tl.abs(value), 1), FLOOR))
     tl.store(codes + row * columns + channel, to_e4m3(value, exponent[:, None]), mask=held)
@@ -74,6 +76,7 @@ def _swiglu(
     channel = group[:, None] * SIZE + tl.arange(0, SIZE)[None, :]
     held = channel < inner
     at = x + row * 2 * inner + channel
+    await_previous()
     gate = tl.minimum(tl.load(at, mask=held, other=0.0).to(tl.float32), limit)
     up = tl.load(at + inner, mask=held, other=0.0).to(tl.float32)
     value = gate * sigmoid(gate) * tl.minimum(tl.maximum(up, -limit), limit)
@@ -98,7 +101,7 @@ def swiglu(gate_up: Tensor, limit: float) -> tuple[Tensor, Tensor]:
     scales = torch.empty(rows, inner // GROUP, dtype=torch.float32, device=gate_up.device)
     if rows:
         grid = (rows, triton.cdiv(inner // GROUP, ROW_GROUPS))
-        _swiglu[grid](gate_up, codes, scales, inner, limit, AMAX_FLOOR, ROW_GROUPS, GROUP)
+        _swiglu[grid](gate_up, codes, scales, inner, limit, AMAX_FLOOR, ROW_GROUPS, GROUP, **AHEAD)
     return codes, scales
 
 
@@ -114,7 +117,7 @@ def quantise(x: Tensor) -> tuple[Tensor, Tensor]:
     scales = torch.empty(rows, columns // GROUP, dtype=torch.float32, device=x.device)
     if rows:
         grid = (rows, triton.cdiv(columns // GROUP, ROW_GROUPS))
-        _quantise[grid](x, codes, scales, columns, x.stride(0), AMAX_FLOOR, ROW_GROUPS, GROUP)
+        _quantise[grid](x, codes, scales, columns, x.stride(0), AMAX_FLOOR, ROW_GROUPS, GROUP, **AHEAD)
     return codes, scales
 
 

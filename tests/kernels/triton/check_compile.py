@@ -13,11 +13,13 @@ from engine.kernels.triton import (
     combine,
     experts,
     head,
+    library,
     linear,
     mhc,
     mhc_enter,
     mhc_mix,
     norm,
+    one_row,
     pack,
     project,
     quantise,
@@ -36,6 +38,7 @@ EXPERTS = {
     "x": "*fp8e4nv", "act": "*fp8e4nv", "act_scales": "*fp32", "w": "*u8", "words": "*i32",
 }  # fmt: skip
 FLOATS = {"eps", "hc_eps", "limit", "scaling"}
+ENTERED = {"ITERATIONS": 20, "WIDE": 4096, "CODED": True, "SIZE": 128, "FLOOR": 1e-4}
 ROUTED = {"COUNT": 6, "PADDED": 8, "WIDE": 256}
 CASES: dict[str, tuple[Any, dict[str, str], dict[str, Any]]] = {
     "quantise": (quantise._quantise, {"scales": "*fp32"}, {"FLOOR": 1e-4, "GROUPS": 8, "SIZE": 128}),
@@ -45,29 +48,46 @@ CASES: dict[str, tuple[Any, dict[str, str], dict[str, Any]]] = {
     ),
     "linear few": (
         linear._linear, {"x": "*fp8e4nv", "w": "*fp8e4nv", "out": "*fp32"},
-        {"ROWS": 16, "OUTPUTS": 64, "SPLIT": 4, "SWAP": True, "CODED": True, "SIZE": 128},
+        {"ROWS": 16, "OUTPUTS": 64, "SPLIT": 4, "SWAP": True, "CODED": True, "SIZE": 128, "LINES": 8},
     ),
     "linear many": (
         linear._linear, {"x": "*fp8e4nv", "w": "*fp8e4nv"},
-        {"ROWS": 64, "OUTPUTS": 128, "SPLIT": 1, "SWAP": False, "CODED": True, "SIZE": 128},
+        {"ROWS": 64, "OUTPUTS": 128, "SPLIT": 1, "SWAP": False, "CODED": True, "SIZE": 128, "LINES": 0},
     ),
     "linear bf16": (
         linear._linear, {"x_scales": "*bf16", "w": "*fp8e4nv"},
-        {"ROWS": 16, "OUTPUTS": 64, "SPLIT": 1, "SWAP": True, "CODED": False, "SIZE": 128},
+        {"ROWS": 16, "OUTPUTS": 64, "SPLIT": 1, "SWAP": True, "CODED": False, "SIZE": 128, "LINES": 8},
     ),
+    "one row": (
+        one_row._linear_row, {"w": "*fp8e4nv"}, {"OUTPUTS": 4, "WIDE": 4096, "CODED": False, "SIZE": 128},
+    ),
+    "one row of codes": (
+        one_row._linear_row, {"x": "*fp8e4nv", "w": "*fp8e4nv"},
+        {"OUTPUTS": 2, "WIDE": 8192, "CODED": True, "SIZE": 128},
+    ),
+    "library scales": (
+        library._library_scales, {"turned": "*fp32", "wide": "*fp32"},
+        {"ROWS": 64, "GROUPS": 64, "COUNT": 2048},
+    ),
+    "decode": (library._decode_weight, {"w": "*fp8e4nv"}, {"ROWS": 64, "SIZE": 128}),
     "norm_rows": (
         norm._rms_norm, {"codes": "*fp8e4nv", "scales": "*fp32"},
         {"ROWS": 4, "WIDE": 1024, "WEIGHTED": True, "CODED": True, "SIZE": 128, "FLOOR": 1e-4},
     ),
-    "mix": (mhc_mix._mix, {}, {"SPLIT": 16, "ROWS": 64, "WIDE": 32, "OUTPUTS": 24, "LEFT": True}),
-    "mix fp32": (
-        mhc_mix._mix, {"x": "*fp32", "y": "*fp32", "out": "*fp32"},
-        {"SPLIT": 16, "ROWS": 16, "WIDE": 32, "OUTPUTS": 24, "LEFT": False},
-    ),
+    "mix": (mhc_mix._mix, {}, {"SPLIT": 16, "ROWS": 16, "WIDE": 64, "OUTPUTS": 24}),
+    "mix fp32": (mhc_mix._mix, {"x": "*fp32"}, {"SPLIT": 16, "ROWS": 16, "WIDE": 64, "OUTPUTS": 24}),
     "mix row": (mhc_mix._mix_row, {}, {"SPLIT": 64, "WIDE": 64, "OUTPUTS": 24, "LEFT": True}),
     "enter": (
         mhc_enter._enter, {"codes": "*fp8e4nv", "scales": "*fp32"},
-        {"ITERATIONS": 20, "SPLIT": 64, "ROWS": 2, "WIDE": 4096, "CODED": True, "SIZE": 128, "FLOOR": 1e-4},
+        {**ENTERED, "SPLIT": 64, "ROWS": 2, "KIND": 0},
+    ),
+    "gates": (
+        mhc_enter._enter, {"codes": "*fp8e4nv", "scales": "*fp32"},
+        {**ENTERED, "SPLIT": 4, "ROWS": 1, "KIND": 1},
+    ),
+    "collapse and code": (
+        mhc_enter._enter, {"codes": "*fp8e4nv", "scales": "*fp32"},
+        {**ENTERED, "SPLIT": 4, "ROWS": 1, "KIND": 2},
     ),
     "collapse": (head._collapse, {}, {"SPLIT": 64, "WIDE": 4096, "NORMED": True}),
     "post": (mhc._post, {}, {"WIDE": 1024}),

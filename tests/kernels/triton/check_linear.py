@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from engine.errors import ShapeMismatch
-from engine.kernels.triton import linear, oracle, quantise
+from engine.kernels.triton import library, linear, one_row, oracle, quantise
 from tests.kernels.triton.cases import DEVICE, distance, fp8_weight, values
 
 BF16 = 4e-3
@@ -70,6 +70,43 @@ def test_linear(rows: int, outputs: int, columns: int, shape: tuple[int, int, in
     assert distance(linear.linear_bf16(x, weight, cut), oracle.linear(x, weight)) < BF16
 
 
+@pytest.mark.parametrize(("outputs", "columns", "groups"), [(130, 640, 1), (512, 256, 2), (64, 1152, 1)])
+def test_one_row(outputs: int, columns: int, groups: int) -> None:
+    x = values(outputs, 1, groups * columns)
+    weight = linear.Fp8Weight(*fp8_weight(7, outputs, columns), groups)
+    wanted = oracle.linear(oracle.rounded(x), weight)
+    assert distance(one_row.one_row(*quantise.quantise(x), weight), wanted) < BF16
+    assert distance(one_row.one_row(x, None, weight), oracle.linear(x, weight)) < BF16
+
+
+def test_what_the_library_is_given() -> None:
+    weight = linear.Fp8Weight(*fp8_weight(9, 384, 640))
+    scales = values(3, 70, 5).float()
+    turned, wide = library.library_scales(scales, weight)
+    assert turned.shape == (5, 72)
+    assert torch.equal(turned[:, :70], scales.t())
+    assert not turned[:, 70:].any()
+    assert wide.shape == (3, 8)
+    assert torch.equal(wide[:, :5], torch.exp2(weight.scales.float() - 127))
+    assert not wide[:, 5:].any()
+    assert torch.equal(library.decoded(weight), weight.values(torch.bfloat16))
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="the library's product is of a device")
+@pytest.mark.parametrize(
+    ("rows", "outputs", "columns"), [(129, 256, 640), (384, 144, 1024), (1003, 512, 256)]
+)
+def test_products_by_the_library(rows: int, outputs: int, columns: int) -> None:
+    x = values(rows, rows, columns)
+    weight = linear.Fp8Weight(*fp8_weight(outputs, outputs, columns))
+    codes, scales = quantise.quantise(x)
+    assert library.takes(codes, weight)
+    out = library.library_coded(codes, scales, weight)
+    assert distance(out, oracle.linear(oracle.rounded(x), weight)) < BF16
+    x, weight = values(rows, rows, 2 * 256), linear.Fp8Weight(*fp8_weight(4, 2 * 128, 256), 2)
+    assert distance(library.library_bf16(x, weight), oracle.linear(x, weight)) < BF16
+
+
 @pytest.mark.parametrize("rows", [1, 19])
 def test_groups(rows: int) -> None:
     x = values(rows, rows, 2 * 256)
@@ -94,3 +131,5 @@ def test_shapes_are_checked() -> None:
         linear.Fp8Weight(codes, scales, 4)
     with pytest.raises(ShapeMismatch, match="128"):
         linear.linear_fp8(values(0, 1, 128), linear.Fp8Weight(codes, scales))
+    with pytest.raises(ShapeMismatch, match="128"):
+        linear.linear_fp8(values(0, 2, 128), linear.Fp8Weight(codes, scales))
