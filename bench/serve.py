@@ -20,6 +20,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -41,16 +42,24 @@ class ServerFailed(EngineError):
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
-    """Figures by case; `exit_code` is the server's.
+    """Figures by case; `exit_code` is the server's, `kernels_compiled` counts those that it compiled meanwhile.
 
     raises  ServerFailed where a request wasn't answered whole: figures of the others would flatter
     """
     figures: dict[str, Any] = {}
     with server(["--model-path", args.model_path, *shlex.split(args.server_flags)]) as (port, child):
+        before = compiled_kernels()
         figures |= anyio.run(_measure, port, args.quick, backend_options={"use_uvloop": True})
+        figures["kernels_compiled"] = compiled_kernels() - before
         child.send_signal(signal.SIGTERM)
         figures["exit_code"] = child.wait(STOP_WITHIN_S)
     return figures
+
+
+def compiled_kernels() -> int:
+    """Kernels in Triton's cache: what is compiled while requests are served holds somebody's step up."""
+    folder = Path(os.environ.get("TRITON_CACHE_DIR") or Path.home() / ".triton" / "cache")
+    return len(list(folder.iterdir())) if folder.exists() else 0
 
 
 @contextmanager

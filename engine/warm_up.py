@@ -7,8 +7,9 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from engine.config import Settings
+from engine.config import PAGE_TOKENS, Settings
 from engine.errors import CheckpointError
+from engine.memory.pages import pages_for
 from engine.messages import RunStep, Sampling, SlotBind, StepDone
 from engine.runner.step import StepRunner
 from engine.threads import choose_threads
@@ -29,6 +30,7 @@ def warm_up(runner: StepRunner, settings: Settings, say: Callable[[str], None]) 
         choose_threads(settings.threads, torch.set_num_threads, steps.plain, say, settings.dp_size)
     else:
         steps.plain()
+        steps.prompts(settings.chunked_prefill_size)
     block = 0 if runner.speculation is None else runner.speculation.block
     if block:
         steps.draft(block)
@@ -47,6 +49,15 @@ class _WarmSteps:
         self._step(0, WARM_TOKENS, 0)
         for position in range(WARM_TOKENS, WARM_TOKENS + WARM_STEPS):
             self._step(position, 1, 0)
+
+    def prompts(self, most: int) -> None:
+        """Chunks of up to `most` tokens of every size for which kernels are compiled apart.
+
+        A compiler would take seconds of somebody's step.
+        """
+        room = PAGE_TOKENS * min(self.runner.state.full_pages, self.runner.state.window_pages) - PAGE_TOKENS
+        for count in chunk_sizes(min(most, room, self.runner.state.config.max_position_embeddings)):
+            self._step(0, count, 0)
 
     def draft(self, block: int) -> None:
         """A prompt, then rounds of drafts, verified in full."""
@@ -71,12 +82,12 @@ class _WarmSteps:
                 generations=_column(0),
                 starts=_column(start),
                 counts=_column(count),
-                tokens=_column(*range(count)),
+                tokens=(np.arange(count) % self.runner.model.config.vocab_size).astype(np.int32).tobytes(),
                 samples=b"\1",
                 ranks=((1 if verify else -1, rows, rows if verify else 1),)
                 * self.runner.model.groups.dp.size,
-                pages=b"" if start else _column(1, 0, 1, 1),
-                binds=() if start else (SlotBind(1, 0, 0, 0, _SAMPLING, WARM_TOKENS, b"", ends_at),),
+                pages=b"" if start else _pages(pages_for(count)),
+                binds=() if start else (SlotBind(1, 0, 0, 0, _SAMPLING, count, b"", ends_at),),
                 verify=bytes([verify]) if verify else b"",
                 budget=-1 if verify else 0,
             )
@@ -84,6 +95,18 @@ class _WarmSteps:
         if done.failed:
             raise CheckpointError(f"a step of the warm-up failed: {done.failed[0][1]}")
         return done
+
+
+def chunk_sizes(most: int) -> list[int]:
+    """Numbers of rows up to `most`: cuts change behind powers of two, and code with multiples of 16."""
+    powers = [1 << k for k in range(1, most.bit_length())]
+    apart = [power - 3 for power in powers if power > 16]
+    return sorted({*powers, *apart, most})
+
+
+def _pages(count: int) -> bytes:
+    """Of slot 1 the first pages, by number from 1 on."""
+    return _column(*(number for page in range(count) for number in (1, page, page + 1, page + 1)))
 
 
 # Draws, so that a drafting step keeps its logits and looks at them.
