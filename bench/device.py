@@ -23,7 +23,7 @@ from engine.errors import ConfigError
 from engine.local import engine_of, prepare_environment
 
 PROMPTS = 64
-CONCURRENCY = 8
+CONCURRENCY = 32
 EAGER, GRAPHS = {"disable_cuda_graph": True}, {"cuda_graph_max_bs_decode": CONCURRENCY}
 WAYS: dict[str, dict[str, Any]] = {
     "eager": EAGER,

@@ -42,7 +42,7 @@ class ServerFailed(EngineError):
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
-    """Figures by case; `exit_code` is the server's, `kernels_compiled` counts those that it compiled meanwhile.
+    """Figures by case; `exit_code` is the server's, `kernels_compiled` how many it compiled meanwhile.
 
     raises  ServerFailed where a request wasn't answered whole: figures of the others would flatter
     """
