@@ -22,6 +22,8 @@ from engine.model.quantised import Fp8Weight
 ALIGNED = 4
 """Rows come in multiples of it, and a weight's groups of channels too: scales begin at 16 bytes."""
 ALIGNED_OUTPUTS = 16
+BLOCK_SCALED = (9, 0)
+"""The compute capability whose library has the product under block scales."""
 SCALE_ROWS, SCALE_COUNT = 64, 2048
 DECODED_ROWS = 64
 
@@ -67,6 +69,8 @@ def takes(x: Tensor, weight: Fp8Weight) -> bool:
         return False
     if x.dtype == torch.bfloat16:
         return weight.shape[0] % GROUP == 0
+    if torch.cuda.get_device_capability(x.device) != BLOCK_SCALED:
+        return False
     return weight.groups == 1 and weight.shape[0] % ALIGNED_OUTPUTS == 0
 
 
