@@ -17,7 +17,7 @@ from engine.kernels.triton.head import collapse
 from engine.kernels.triton.index_scores import ScoreShape, index_scores
 from engine.kernels.triton.linear import LinearShape, linear_bf16, linear_coded, multiprocessors, shape_for
 from engine.kernels.triton.mhc import mhc_next, mhc_pre
-from engine.kernels.triton.mhc_mix import MixShape, Result, mix_shape
+from engine.kernels.triton.mhc_mix import MixShape, Result, block_shape
 from engine.kernels.triton.quantise import quantise, swiglu
 from engine.kernels.triton_ops import TritonOps
 from engine.model.coded_rows import CodedRows, Rows, values_of
@@ -127,7 +127,7 @@ def _linear_shape(weight: Fp8Weight) -> LinearShape:
 
 
 def _mix_shape(streams: Tensor) -> MixShape:
-    return mix_shape(STEADY, streams.shape[2], multiprocessors(streams.device))
+    return block_shape(STEADY, multiprocessors(streams.device))
 
 
 def _in_fp4(moe: MoeWeights) -> Fp4Experts:

@@ -24,7 +24,7 @@ from engine.kernels.triton.compress_entry import (
     turn_pairs,
 )
 from engine.kernels.triton.faults import LENGTH, OUT_ROW, SLOT, STEP_ROW, flag, report
-from engine.kernels.triton.launch import AHEAD, await_previous
+from engine.kernels.triton.launch import ahead, await_previous
 from engine.model.compressor import EMPTY_MAX
 from engine.model.step import C128Entries
 
@@ -124,5 +124,5 @@ def close_c128(
         states, pending, entries.slots, entries.fresh.view(torch.uint8), entries.firsts, entries.counts,
         entries.out_rows, turn_pairs(turns), norm, faults, pool, states.shape[0], pending.shape[0],
         pool.shape[0], width, width - 2 * half, half, way.row_size, way.scales_at, eps, way.form, way.wide,
-        ROWS, 128, EMPTY_MAX, num_warps=8, **AHEAD,
+        ROWS, 128, EMPTY_MAX, num_warps=8, **ahead(count),
     )  # fmt: skip

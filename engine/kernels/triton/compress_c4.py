@@ -24,7 +24,7 @@ from engine.kernels.triton.compress_entry import (
     turn_pairs,
 )
 from engine.kernels.triton.faults import HALF, OUT_ROW, RING_ROW, any_of, flag, report
-from engine.kernels.triton.launch import AHEAD, await_previous
+from engine.kernels.triton.launch import ahead, await_previous
 from engine.model.step import C4Entries
 
 ITEMS = 8
@@ -126,5 +126,5 @@ def close_c4(
         ring.shape[0], entries.ring_rows.shape[0], pending.shape[0], pool.shape[0],
         width, width - 2 * half, key_width, half, way.row_size, way.scales_at, eps, key_width**-0.5,
         way.form, keys.form, ITEMS, way.wide, key_wide, key_wide.bit_length() - 1, min(KEY_GROUP, key_wide),
-        **AHEAD,
+        **ahead(count),
     )  # fmt: skip

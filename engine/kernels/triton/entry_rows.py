@@ -15,7 +15,7 @@ from torch import Tensor
 
 from engine.errors import ShapeMismatch
 from engine.kernels.triton.faults import KEY_ROW, LENGTH, any_of, flag, report
-from engine.kernels.triton.launch import AHEAD, await_previous
+from engine.kernels.triton.launch import ahead, await_previous
 
 ENTRIES = 1024
 """Of a program."""
@@ -59,6 +59,6 @@ def entry_rows(
     out = torch.empty(blocks, entries, dtype=torch.int32, device=pages.device)
     if out.numel():
         _entry_rows[(blocks, triton.cdiv(entries, ENTRIES))](
-            pages, visible, out, faults, columns, pool_pages, entries, page_rows, ENTRIES, **AHEAD
+            pages, visible, out, faults, columns, pool_pages, entries, page_rows, ENTRIES, **ahead(blocks)
         )
     return out

@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from engine.errors import ShapeMismatch
-from engine.kernels.triton.launch import AHEAD
+from engine.kernels.triton.launch import ahead
 from engine.kernels.triton.mhc import STREAMS
 from engine.kernels.triton.mhc_enter import collapsed
 from engine.kernels.triton.mhc_mix import MixShape, mix
@@ -53,6 +53,6 @@ def collapse(
     wide = triton.next_power_of_2(hidden)
     _collapse[(rows,)](
         streams, mixed, squares, head.scale, head.base, head.norm, out, rows, hidden, eps, hc_eps, len(mixed),
-        wide, normed, num_warps=4, **AHEAD,
+        wide, normed, num_warps=4, **ahead(rows),
     )  # fmt: skip
     return out

@@ -16,7 +16,7 @@ from torch import Tensor
 from engine.errors import ShapeMismatch
 from engine.kernels.triton.compress_entry import FLOOR, KEY_GROUP, e2m1_rounded
 from engine.kernels.triton.formats import convert, product, to_e4m3
-from engine.kernels.triton.launch import AHEAD, await_previous
+from engine.kernels.triton.launch import ahead, await_previous
 from engine.kernels.triton.rope import turned
 
 ROWS = 64
@@ -117,5 +117,5 @@ def _run(
     _round_queries[(triton.cdiv(rows, ROWS),)](
         q, pairs, weights, taken, out, scaled, rows, heads, wide - rotary, rotary, pairs.stride(0),
         tokens * heads, wide**-0.5, ROWS, wide, KEY_GROUP, weights is not None, taken is not None,
-        1 if weights is None else len(weights), **AHEAD,
+        1 if weights is None else len(weights), **ahead(len(out)),
     )  # fmt: skip

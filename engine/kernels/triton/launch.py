@@ -17,8 +17,15 @@ from engine.kernels.triton.formats import INTERPRETED
 
 AHEAD: dict[str, bool] = {} if INTERPRETED.value else {"launch_pdl": True}
 """Options of a launch."""
+FEW_ROWS = 4
+"""Programs that are placed early lie where room is: many of them crowd on few multiprocessors."""
 LINE = 128
 """Bytes that one prefetch brings."""
+
+
+def ahead(rows: int) -> dict[str, bool]:
+    """AHEAD for kernels whose programs are as many as rows: where they are few."""
+    return AHEAD if rows <= FEW_ROWS else {}
 
 
 @triton.jit

@@ -14,15 +14,18 @@ from torch import Tensor
 
 from engine.errors import ShapeMismatch
 from engine.kernels.triton.formats import AMAX_FLOOR, GROUP
-from engine.kernels.triton.launch import AHEAD, await_previous
-from engine.kernels.triton.mhc_enter import _enter
-from engine.kernels.triton.mhc_mix import MixShape, Result, left, mix, way
-from engine.model.coded_rows import CodedRows, Rows
+from engine.kernels.triton.launch import ahead, await_previous
+from engine.kernels.triton.linear import multiprocessors
+from engine.kernels.triton.mhc_enter import BOTH, COLLAPSE, GATE, _enter
+from engine.kernels.triton.mhc_mix import MixShape, Result, left, mix, mix_shape, way
+from engine.kernels.triton.norm import codable, empty_rows
+from engine.model.coded_rows import Rows
 from engine.model.weights import MhcWeights
 
 STREAMS = 4
-GATED_ROWS, PARTS = 16, 128
-"""Rows of a program of Sinkhorn's, and parts of sums that it reads: of few rows many, of many rows few."""
+GATED_ROWS, PARTS, TOGETHER_ROWS = 16, 128, 64
+"""Rows of a program of Sinkhorn's, and parts of sums that it reads: of few rows many, of many rows few; and
+rows up to which such programs are launched with others."""
 
 
 @triton.jit
@@ -47,7 +50,7 @@ def mhc_pre(
     streams: Tensor, mhc: MhcWeights, iterations: int, hc_eps: float, eps: float,
     shape: MixShape | None = None,
 ) -> tuple[Rows, Tensor, Tensor]:  # fmt: skip
-    """Mixing weights of a sub-block and its normalised input, in two kernels.
+    """Mixing weights of a sub-block and its normalised input, of few rows in two kernels.
 
     streams  [T, 4, H] bfloat16 or float32, contiguous
     mhc      fn [24, 4 H], base and scale [24], norm [H], float32
@@ -57,14 +60,15 @@ def mhc_pre(
     raises   ShapeMismatch
     """
     _check(streams, mhc)
-    return _entered(*mix(streams, mhc.fn, shape=shape), mhc, iterations, hc_eps, eps)
+    apart = shape is None and len(streams) > TOGETHER_ROWS
+    return _entered(*mix(streams, mhc.fn, shape=shape), mhc, iterations, hc_eps, eps, apart=apart)
 
 
 def mhc_next(
     result: Result, streams: Tensor, mhc: MhcWeights, iterations: int, hc_eps: float, eps: float,
     shape: MixShape | None = None,
 ) -> tuple[Tensor, Rows, Tensor, Tensor]:  # fmt: skip
-    """`mhc_post` of a sub-block's result, then `mhc_pre` of the next one, in two kernels.
+    """`mhc_post` of a sub-block's result, then `mhc_pre` of the next one; of few rows in two kernels.
 
     streams  [T, 4, H] bfloat16 or float32, contiguous; mhc of the next sub-block
     returns  the streams between them, and what `mhc_pre` returns
@@ -72,30 +76,41 @@ def mhc_next(
     """
     _check(streams, mhc)
     _check_result(result, streams)
-    streams, mixed, squares = mix(streams, mhc.fn, result, shape)
-    return streams, *_entered(streams, mixed, squares, mhc, iterations, hc_eps, eps)
+    rows, _, hidden = streams.shape
+    cut = shape or mix_shape(rows, hidden, multiprocessors(streams.device))
+    if cut.rows > 1:
+        streams = mhc_post(result.y, streams, result.post, result.comb)
+        return streams, *mhc_pre(streams, mhc, iterations, hc_eps, eps, shape)
+    streams, mixed, squares = mix(streams, mhc.fn, result, cut)
+    return streams, *_entered(streams, mixed, squares, mhc, iterations, hc_eps, eps, apart=False)
 
 
 def _entered(
     streams: Tensor, mixed: Tensor, squares: Tensor, mhc: MhcWeights, iterations: int, hc_eps: float,
-    eps: float,
+    eps: float, *, apart: bool,
 ) -> tuple[Rows, Tensor, Tensor]:  # fmt: skip
-    """What `mhc_pre` returns, from what `mix` does."""
+    """What `mhc_pre` returns, from what `mix` does. apart: Sinkhorn's rounds have a launch of their own"""
     (rows, _, hidden), device = streams.shape, streams.device
     x = torch.empty(rows, hidden, dtype=streams.dtype, device=device)
     post, comb = torch.empty(rows, 4, device=device), torch.empty(rows, 4, 4, device=device)
-    coded = hidden % GROUP == 0 and streams.dtype == torch.bfloat16
-    codes = torch.empty(rows, hidden, dtype=torch.float8_e4m3fn, device=device) if coded else x
-    scales = torch.empty(rows, hidden // GROUP, device=device) if coded else x
-    wide = max(triton.next_power_of_2(hidden), GROUP)
-    if rows:
-        block = min(GATED_ROWS, max(1, PARTS // len(mixed)))
-        _enter[(rows + triton.cdiv(rows, block),)](
+    out = empty_rows(x) if codable(x) else None
+    x, codes, scales = (x, x, x) if out is None else (out.values, out.codes, out.scales)
+    split, wide = len(mixed), max(triton.next_power_of_2(hidden), GROUP)
+
+    def launch(programs: int, block: int, kind: int, warps: int) -> None:
+        _enter[(programs,)](
             streams, mixed, squares, mhc.scale, mhc.base, mhc.norm, x, codes, scales, post, comb, rows,
-            hidden, eps, hc_eps, iterations, len(mixed), block, wide, coded, GROUP, AMAX_FLOOR, num_warps=4,
-            **AHEAD,
+            hidden, eps, hc_eps, iterations, split, block, wide, out is not None, GROUP, AMAX_FLOOR, kind,
+            num_warps=warps, **ahead(rows),
         )  # fmt: skip
-    return CodedRows(x, codes, scales) if coded else x, post, comb
+
+    if rows and apart:
+        launch(rows, 1, GATE.value, 1)
+        launch(rows, 1, COLLAPSE.value, 8)
+    elif rows:
+        block = min(GATED_ROWS, max(1, PARTS // split))
+        launch(rows + triton.cdiv(rows, block), block, BOTH.value, 4)
+    return x if out is None else out, post, comb
 
 
 def mhc_post(y: Tensor, streams: Tensor, post: Tensor, comb: Tensor) -> Tensor:
@@ -109,7 +124,7 @@ def mhc_post(y: Tensor, streams: Tensor, post: Tensor, comb: Tensor) -> Tensor:
     out = torch.empty_like(streams)
     if rows:
         wide = min(1024, triton.next_power_of_2(hidden))
-        _post[(rows, triton.cdiv(hidden, wide))](y, streams, post, comb, out, hidden, wide, **AHEAD)
+        _post[(rows, triton.cdiv(hidden, wide))](y, streams, post, comb, out, hidden, wide, **ahead(rows))
     return out
 
 

@@ -1,7 +1,8 @@
 """The beginning of a sub-block: from products of streams to weights, collapsed and normalised rows.
 
 One kernel has programs of two kinds, which don't wait for each other: some collapse a row, others run
-Sinkhorn's rounds, whose weights are wanted at the sub-block's end alone.
+Sinkhorn's rounds, whose weights are wanted at the sub-block's end alone. Of many rows each kind has a launch
+of its own, and as many warps as suit it.
 Source: DeepSeek-V4's reference formulas, which `TorchOps.mhc_pre` and `collapse` state.
 """
 
@@ -15,6 +16,9 @@ import triton.language as tl
 from engine.kernels.triton.coded import coded
 from engine.kernels.triton.formats import convert, sigmoid
 from engine.kernels.triton.launch import await_previous
+
+BOTH, GATE, COLLAPSE = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
+"""Kinds of programs that a launch has."""
 
 
 @triton.jit
@@ -135,27 +139,46 @@ def collapsed(
 
 
 @triton.jit
+def _entered(
+    x, mixed, squares, scale, base, norm, out, codes, scales, rows, hidden, eps, hc_eps, row,
+    SPLIT: tl.constexpr, WIDE: tl.constexpr, CODED: tl.constexpr, SIZE: tl.constexpr, FLOOR: tl.constexpr,
+):  # fmt: skip
+    """Stores a row's normalised input, and its codes if so wanted."""
+    u = collapsed(x, mixed, squares, scale, base, norm, rows, hidden, eps, hc_eps, row, SPLIT, WIDE, True, 1)
+    channel = tl.arange(0, WIDE)
+    tl.store(out + row * hidden + channel, u, mask=channel < hidden)
+    if CODED:
+        code, powers = coded(u, WIDE, SIZE, FLOOR)
+        tl.store(codes + row * hidden + channel, code, mask=channel < hidden)
+        group, groups = tl.arange(0, WIDE // SIZE), hidden // SIZE
+        tl.store(scales + row * groups + group, powers, mask=group < groups)
+
+
+@triton.jit
 def _enter(
     x, mixed, squares, scale, base, norm, out, codes, scales, post, comb, rows, hidden, eps, hc_eps,
     ITERATIONS: tl.constexpr, SPLIT: tl.constexpr, ROWS: tl.constexpr, WIDE: tl.constexpr,
-    CODED: tl.constexpr, SIZE: tl.constexpr, FLOOR: tl.constexpr,
+    CODED: tl.constexpr, SIZE: tl.constexpr, FLOOR: tl.constexpr, KIND: tl.constexpr,
 ):  # fmt: skip
+    program = tl.program_id(0).to(tl.int64)
     # Sinkhorn's programs take longest: they come first.
     gating = tl.cdiv(rows, ROWS)
-    if tl.program_id(0) < gating:
-        own = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    first = program * ROWS + tl.arange(0, ROWS)
+    if KIND == GATE:
         _gates(
-            mixed, squares, scale, base, post, comb, rows, hidden, eps, hc_eps, own, ITERATIONS, SPLIT
+            mixed, squares, scale, base, post, comb, rows, hidden, eps, hc_eps, first, ITERATIONS, SPLIT
+        )  # fmt: skip
+    elif KIND == COLLAPSE:
+        _entered(
+            x, mixed, squares, scale, base, norm, out, codes, scales, rows, hidden, eps, hc_eps, program,
+            SPLIT, WIDE, CODED, SIZE, FLOOR,
+        )  # fmt: skip
+    elif program < gating:
+        _gates(
+            mixed, squares, scale, base, post, comb, rows, hidden, eps, hc_eps, first, ITERATIONS, SPLIT
         )  # fmt: skip
     else:
-        row = (tl.program_id(0) - gating).to(tl.int64)
-        u = collapsed(
-            x, mixed, squares, scale, base, norm, rows, hidden, eps, hc_eps, row, SPLIT, WIDE, True, 1
-        )
-        channel = tl.arange(0, WIDE)
-        tl.store(out + row * hidden + channel, u, mask=channel < hidden)
-        if CODED:
-            code, powers = coded(u, WIDE, SIZE, FLOOR)
-            tl.store(codes + row * hidden + channel, code, mask=channel < hidden)
-            group, groups = tl.arange(0, WIDE // SIZE), hidden // SIZE
-            tl.store(scales + row * groups + group, powers, mask=group < groups)
+        _entered(
+            x, mixed, squares, scale, base, norm, out, codes, scales, rows, hidden, eps, hc_eps,
+            program - gating, SPLIT, WIDE, CODED, SIZE, FLOOR,
+        )  # fmt: skip

@@ -1,6 +1,6 @@
-"""The products of hyper-connections: of streams as they are, or as a sub-block's result leaves them.
+"""The products of hyper-connections: of streams as they are, or of few as a sub-block's result leaves them.
 
-Streams that a sub-block's end makes are stored and multiplied by the next one's weights at once.
+Few streams that a sub-block's end makes are stored and multiplied by the next one's weights at once.
 Source: DeepSeek-V4's reference formulas, which `TorchOps.mhc_pre` and `mhc_post` state.
 """
 
@@ -16,10 +16,12 @@ import triton.language as tl
 from torch import Tensor
 
 from engine.kernels.triton.formats import convert, product
-from engine.kernels.triton.launch import AHEAD, await_previous, prefetch
+from engine.kernels.triton.launch import ahead, await_previous
 from engine.kernels.triton.linear import multiprocessors
 
-MAX_SPLIT = 64
+MIX_ROWS, MIX_CHANNELS, MAX_SPLIT = 16, 64, 64
+ALONE_ROWS, ALONE_CHANNELS = 16, 64
+"""Up to so many rows each has programs of its own: what is read again of weights is in the caches."""
 
 
 @dataclass(frozen=True)
@@ -78,57 +80,28 @@ def left(own, s0, s1, s2, s3, p, c0, c1, c2, c3, DTYPE: tl.constexpr):
 
 @triton.jit
 def _mix(
-    x, fn, y, post, comb, out, mixed, squares, rows, hidden,
-    SPLIT: tl.constexpr, ROWS: tl.constexpr, WIDE: tl.constexpr, OUTPUTS: tl.constexpr, LEFT: tl.constexpr,
+    x, fn, mixed, squares, rows, columns,
+    SPLIT: tl.constexpr, ROWS: tl.constexpr, WIDE: tl.constexpr, OUTPUTS: tl.constexpr,
 ):  # fmt: skip
     t = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     split = tl.program_id(1)
     t_read = tl.where(t < rows, t, 0).to(tl.int64)
     output = tl.arange(0, 32)
-    steps = tl.cdiv(hidden, WIDE)
+    k = tl.arange(0, WIDE)
+    steps = tl.cdiv(columns, WIDE)
     share = tl.cdiv(steps, SPLIT)
-    line = split * share * WIDE + tl.arange(0, 8)[None, :] % 2 * 32
-    early = tl.where((output < OUTPUTS)[:, None] & (line < hidden), output[:, None] * 4 * hidden + line, 0)
-    prefetch(fn + early + tl.arange(0, 8)[None, :] // 2 * hidden)
     await_previous()
     total = tl.zeros((ROWS, 32), tl.float32)
     square = tl.zeros((ROWS, WIDE), tl.float32)
     for step in range(split * share, tl.minimum((split + 1) * share, steps)):
-        channel = step * WIDE + tl.arange(0, WIDE)
-        held = (channel < hidden)[None, :]
-        at = t_read[:, None] * 4 * hidden + channel[None, :]
-        s0 = tl.load(x + at, mask=held, other=0.0)
-        s1 = tl.load(x + at + hidden, mask=held, other=0.0)
-        s2 = tl.load(x + at + 2 * hidden, mask=held, other=0.0)
-        s3 = tl.load(x + at + 3 * hidden, mask=held, other=0.0)
+        channel = step * WIDE + k
+        held = (channel < columns)[None, :]
+        value = tl.load(x + t_read[:, None] * columns + channel[None, :], mask=held, other=0.0)
         rest = held & (output < OUTPUTS)[:, None]
-        w_at = fn + output[:, None] * 4 * hidden + channel[None, :]
-        w0 = tl.load(w_at, mask=rest, other=0.0)
-        w1 = tl.load(w_at + hidden, mask=rest, other=0.0)
-        w2 = tl.load(w_at + 2 * hidden, mask=rest, other=0.0)
-        w3 = tl.load(w_at + 3 * hidden, mask=rest, other=0.0)
-        if LEFT:
-            own = tl.load(y + t_read[:, None] * hidden + channel[None, :], mask=held, other=0.0)
-            p, c0, c1, c2, c3 = way(post, comb, t_read, 0)
-            n0 = left(own, s0, s1, s2, s3, p, c0, c1, c2, c3, out.dtype.element_ty)
-            p, c0, c1, c2, c3 = way(post, comb, t_read, 1)
-            n1 = left(own, s0, s1, s2, s3, p, c0, c1, c2, c3, out.dtype.element_ty)
-            p, c0, c1, c2, c3 = way(post, comb, t_read, 2)
-            n2 = left(own, s0, s1, s2, s3, p, c0, c1, c2, c3, out.dtype.element_ty)
-            p, c0, c1, c2, c3 = way(post, comb, t_read, 3)
-            n3 = left(own, s0, s1, s2, s3, p, c0, c1, c2, c3, out.dtype.element_ty)
-            s0, s1, s2, s3 = n0, n1, n2, n3
-            kept = held & (t < rows)[:, None]
-            tl.store(out + at, s0, mask=kept)
-            tl.store(out + at + hidden, s1, mask=kept)
-            tl.store(out + at + 2 * hidden, s2, mask=kept)
-            tl.store(out + at + 3 * hidden, s3, mask=kept)
-        total = _times(s0, w0, total)
-        total = _times(s1, w1, total)
-        total = _times(s2, w2, total)
-        total = _times(s3, w3, total)
-        f0, f1, f2, f3 = s0.to(tl.float32), s1.to(tl.float32), s2.to(tl.float32), s3.to(tl.float32)
-        square += f0 * f0 + f1 * f1 + f2 * f2 + f3 * f3
+        weight = tl.load(fn + output[:, None] * columns + channel[None, :], mask=rest, other=0.0)
+        total = _times(value, weight, total)
+        value = value.to(tl.float32)
+        square += value * value
     at = split.to(tl.int64) * rows + t
     tl.store(mixed + at[:, None] * 32 + output[None, :], total, mask=(t < rows)[:, None])
     tl.store(squares + at, tl.sum(square, 1), mask=t < rows)
@@ -139,7 +112,8 @@ def _mix_row(
     x, fn, y, post, comb, out, mixed, squares, rows, hidden,
     SPLIT: tl.constexpr, WIDE: tl.constexpr, OUTPUTS: tl.constexpr, LEFT: tl.constexpr,
 ):  # fmt: skip
-    """As `_mix` of one row: without the matrix unit nothing passes through shared memory."""
+    """As `_mix` of one row, on which a sub-block's result may be spent first: without the matrix unit nothing
+    passes through shared memory."""
     row = tl.program_id(0).to(tl.int64) + tl.arange(0, 1)
     split = tl.program_id(1)
     output = tl.arange(0, 32)[:, None]
@@ -181,13 +155,18 @@ def _mix_row(
 
 def mix_shape(rows: int, hidden: int, multiprocessors: int) -> MixShape:
     """A cut for so many rows: enough programs to fill the device, few enough to read the weights rarely."""
-    if rows <= 2:
-        return MixShape(1, 64, triton.cdiv(hidden, 64), 4, 1)
-    block, warps = (16, 4) if rows <= 64 else (64, 8)
+    if rows <= ALONE_ROWS:
+        return MixShape(1, ALONE_CHANNELS, triton.cdiv(hidden, ALONE_CHANNELS), 4, 1)
+    return block_shape(rows, multiprocessors)
+
+
+def block_shape(rows: int, multiprocessors: int) -> MixShape:
+    """As `mix_shape`, with rows in blocks for the matrix unit."""
+    block = MIX_ROWS if rows <= 64 else 4 * MIX_ROWS
     blocks, split = triton.cdiv(rows, block), 1
     while split < MAX_SPLIT and blocks * split < multiprocessors:
         split *= 2
-    return MixShape(block, 32, split, warps, 2)
+    return MixShape(block, MIX_CHANNELS, split, 4, 3)
 
 
 def mix(
@@ -195,7 +174,7 @@ def mix(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Products of streams [T, 4, H] with fn [n <= 32, 4 H] and sums of squares, in parts to be added.
 
-    result   of a sub-block, which enters the streams first
+    result   of a sub-block, which enters the streams first; of a shape of one row alone
     returns  the streams then, [parts, T, 32], of which the first n are filled, and [parts, T], float32
     """
     (rows, _, hidden), device = streams.shape, streams.device
@@ -205,15 +184,16 @@ def mix(
     make = torch.empty if split == cut.split else torch.zeros
     mixed, squares = make(split, rows, 32, device=device), make(split, rows, device=device)
     out = streams if result is None else torch.empty_like(streams)
-    y, post, comb = (streams,) * 3 if result is None else (result.y, result.post, result.comb)
-    given = (streams, fn, y, post, comb, out, mixed, squares, rows, hidden)
     if cut.rows == 1:
+        y, post, comb = (streams,) * 3 if result is None else (result.y, result.post, result.comb)
         _mix_row[(rows, cut.split)](
-            *given, cut.split, cut.wide, len(fn), result is not None, num_warps=cut.warps, **AHEAD
-        )
+            streams, fn, y, post, comb, out, mixed, squares, rows, hidden, cut.split, cut.wide, len(fn),
+            result is not None, num_warps=cut.warps, **ahead(rows),
+        )  # fmt: skip
     else:
+        assert result is None
         _mix[(triton.cdiv(rows, cut.rows), cut.split)](
-            *given, cut.split, cut.rows, cut.wide, len(fn), result is not None, num_warps=cut.warps,
-            num_stages=cut.stages, **AHEAD,
+            streams, fn, mixed, squares, rows, 4 * hidden, cut.split, cut.rows, cut.wide, len(fn),
+            num_warps=cut.warps, num_stages=cut.stages, **ahead(rows),
         )  # fmt: skip
     return out, mixed, squares

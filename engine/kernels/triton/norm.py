@@ -15,7 +15,7 @@ from torch import Tensor
 from engine.errors import ShapeMismatch
 from engine.kernels.triton.coded import coded
 from engine.kernels.triton.formats import AMAX_FLOOR, GROUP, convert
-from engine.kernels.triton.launch import AHEAD, await_previous
+from engine.kernels.triton.launch import ahead, await_previous
 from engine.model.coded_rows import CodedRows, Rows
 
 ELEMENTS = 4096
@@ -117,5 +117,5 @@ def _run(
     if rows:
         _rms_norm[(triton.cdiv(rows, block),)](
             x, weight, out, codes, scales, rows, columns, x.stride(0), eps, block, wide, weight is not None,
-            coded, GROUP, AMAX_FLOOR, num_warps=8 if wide >= 2048 else 4, **AHEAD,
+            coded, GROUP, AMAX_FLOOR, num_warps=8 if wide >= 2048 else 4, **ahead(rows),
         )  # fmt: skip

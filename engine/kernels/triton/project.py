@@ -15,13 +15,13 @@ from torch import Tensor
 
 from engine.errors import ShapeMismatch
 from engine.kernels.triton.formats import product
-from engine.kernels.triton.launch import AHEAD, LINE, await_previous, prefetch
+from engine.kernels.triton.launch import LINE, ahead, await_previous, prefetch
 from engine.kernels.triton.linear import multiprocessors
 
 MOST_ROWS = 64
 """Beyond it a library's product is as good."""
 OUTPUTS, CHANNELS = 64, 128
-MAX_SPLIT = 32
+MAX_SPLIT = 8
 LINE_VALUES = tl.constexpr(LINE // 2)
 """Weights of a line."""
 SUMMED = 1024
@@ -86,14 +86,15 @@ def project(x: Tensor, weight: Tensor) -> Tensor:
         return torch.mm(x, weight.t(), out_dtype=torch.float32).unsqueeze(0)
     block = max(16, triton.next_power_of_2(rows))
     blocks, split = triton.cdiv(outputs, OUTPUTS), 1
-    while split < MAX_SPLIT and blocks * split < 2 * multiprocessors(x.device):
+    while split < MAX_SPLIT and blocks * split < multiprocessors(x.device):
         split *= 2
     share = triton.cdiv(triton.cdiv(columns, CHANNELS), split)
     parts = torch.empty(split, rows, outputs, device=x.device)
     if rows:
         _project[(blocks, split)](
             x, weight, parts, rows, outputs, columns, x.stride(0), split, block, OUTPUTS, CHANNELS,
-            triton.next_power_of_2(CHANNELS // LINE_VALUES.value * share), num_warps=4, num_stages=4, **AHEAD,
+            triton.next_power_of_2(CHANNELS // LINE_VALUES.value * share), num_warps=4, num_stages=4,
+            **ahead(rows),
         )  # fmt: skip
     return parts
 
@@ -115,4 +116,6 @@ def add_parts(parts: Tensor, biases: Tensor, at: Tensor, out: Tensor) -> None:
         )
     if rows:
         wide = min(SUMMED, triton.next_power_of_2(columns))
-        _add[(rows, triton.cdiv(columns, wide))](parts, biases, at, out, rows, columns, count, wide, **AHEAD)
+        _add[(rows, triton.cdiv(columns, wide))](
+            parts, biases, at, out, rows, columns, count, wide, **ahead(rows)
+        )

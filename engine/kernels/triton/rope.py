@@ -16,7 +16,7 @@ from torch import Tensor
 
 from engine.errors import ShapeMismatch
 from engine.kernels.triton.formats import convert
-from engine.kernels.triton.launch import AHEAD, await_previous
+from engine.kernels.triton.launch import ahead, await_previous
 
 ELEMENTS = 4096
 """Values of a program, in as many whole vectors as fit."""
@@ -101,7 +101,7 @@ def _run(
     if rows:
         _rotate[(triton.cdiv(rows, block),)](
             x, pairs, taken, out, rows, heads, first, rotary, columns, eps or 0.0, x.stride(0), x.stride(1),
-            pairs.stride(0), block, wide, eps is not None, taken is not None, num_warps=4, **AHEAD,
+            pairs.stride(0), block, wide, eps is not None, taken is not None, num_warps=4, **ahead(tokens),
         )  # fmt: skip
     return out
 

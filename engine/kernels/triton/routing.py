@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from engine.errors import ShapeMismatch
-from engine.kernels.triton.launch import AHEAD, await_previous
+from engine.kernels.triton.launch import ahead, await_previous
 
 CHUNK, FEW = 2048, 512
 """Choices that a program goes through at once; and those that every program counts for itself."""
@@ -158,7 +158,7 @@ def route(
         _route[(rows,)](
             parts, bias, table, tokens, marks, ids, weights, rows, experts, vocabulary, scaling, count,
             triton.next_power_of_2(count), triton.next_power_of_2(experts), table is not None, split,
-            padding is not None, num_warps=1, **AHEAD,
+            padding is not None, num_warps=1, **ahead(rows),
         )  # fmt: skip
     return ids, weights
 
@@ -183,9 +183,20 @@ def sort_choices(ids: Tensor, experts: int, rows: int) -> Blocks:
         chunk = min(CHUNK, max(128, triton.next_power_of_2(choices)))
         if counted:
             counts = torch.empty(experts, dtype=torch.int32, device=ids.device)
-            _count[(experts,)](ids, counts, choices, chunk, **AHEAD)
+            _count[(experts,)](ids, counts, choices, chunk)
         wide = triton.next_power_of_2(experts)
         _sort[(experts + 1,)](
-            ids, counts, slots, owners, choices, experts, blocks, rows, wide, chunk, counted, **AHEAD
+            ids,
+            counts,
+            slots,
+            owners,
+            choices,
+            experts,
+            blocks,
+            rows,
+            wide,
+            chunk,
+            counted,
+            **ahead(len(ids)),
         )
     return Blocks(slots, owners, rows)

@@ -16,7 +16,7 @@ from torch import Tensor
 from engine.errors import ShapeMismatch
 from engine.kernels.triton.faults import Fault, any_of, flag, report
 from engine.kernels.triton.formats import AMAX_FLOOR, GROUP, convert, group_exponent, power_of_two, to_e4m3
-from engine.kernels.triton.launch import AHEAD, await_previous
+from engine.kernels.triton.launch import ahead, await_previous
 from engine.kernels.triton.norm import ELEMENTS as NORMED
 from engine.kernels.triton.norm import codable, empty_rows, norm_rows, normed
 from engine.kernels.triton.rope import turned
@@ -129,7 +129,7 @@ def norm_rope_store(
     if len(x):
         _store[(way.programs,)](
             x, weight, way.pairs, places, pool, faults, *way.sizes, eps, x.stride(0), *way.steps,
-            *way.constants, num_warps=4, **AHEAD,
+            *way.constants, num_warps=4, **ahead(len(x)),
         )  # fmt: skip
 
 
@@ -154,7 +154,7 @@ def norm_and_store(
     _store_and_norm[(way.programs + triton.cdiv(len(x), block),)](
         x, weight, way.pairs, places, pool, faults, q, q_weight, out.values, out.codes, out.scales,
         *way.sizes, wide, eps, x.stride(0), *way.steps, *way.constants, block, q_wide, GROUP, num_warps=4,
-        **AHEAD,
+        **ahead(len(x)),
     )  # fmt: skip
     return out
 

@@ -15,7 +15,7 @@ from triton.language.extra import libdevice
 
 from engine.errors import ShapeMismatch
 from engine.kernels.triton.formats import INTERPRETED
-from engine.kernels.triton.launch import AHEAD, await_previous
+from engine.kernels.triton.launch import ahead, await_previous
 
 ELEMENTS = 1024
 """Numbers of a program, in as many whole rows as fit."""
@@ -69,6 +69,6 @@ def _run(positions: Tensor, table: Tensor, *, back: bool) -> tuple[Tensor, Tenso
     if rows:
         _turns[(triton.cdiv(rows, block),)](
             positions, table, torch.view_as_real(out), torch.view_as_real(undone), rows, half, block, wide,
-            back, **AHEAD,
+            back, **ahead(rows),
         )  # fmt: skip
     return out, undone
