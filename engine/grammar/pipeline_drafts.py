@@ -25,7 +25,7 @@ from engine.grammar.pipeline_buffers import Drafted, Rows, fetch
 from engine.grammar.pipeline_counters import PipelineCounters
 from engine.model.draft import Choose
 from engine.runner.columns import Int, Upload
-from engine.runner.edits import forbid
+from engine.runner.edits import ChooseAmong, MaskWords, forbid
 
 
 class DraftBuffers:
@@ -41,10 +41,9 @@ class DraftBuffers:
         self.host: npt.NDArray[np.int32] = self._host.numpy()
         self.flat: Rows = self.host.reshape(-1, words)
 
-    def apply(self, row: int, logits: Tensor, index: Tensor) -> None:
-        """Rows `index` int64 [m] of logits [n, V], in place, by the first m masks of this row of drafts."""
-        masks = self._host[row, : index.numel()].to(self.device, non_blocking=True)
-        forbid(logits, index, masks)
+    def words(self, row: int, requests: int) -> Tensor:
+        """The first masks of this row of drafts, int32 [requests, words] on the device."""
+        return self._host[row, :requests].to(self.device, non_blocking=True)
 
 
 class DraftMasks:
@@ -66,6 +65,7 @@ class DraftMasks:
         block = len(buffers.host) - 1
         self.tokens = np.zeros((block, places.size), np.int64)
         self.kinds = np.zeros((block + 1, places.size), np.uint8)
+        self._worth = [block + 1] * places.size
         self.places, self._groups, self._buffers = places, groups, buffers
         self._lane, self._counters, self._here = lane, counters, here
         self._index = Upload(buffers.device).int64(places)
@@ -86,12 +86,18 @@ class DraftMasks:
     def guided(self, choose: Choose) -> Choose:
         """`choose`, among tokens that the grammars allow."""
 
+        among = choose.among if isinstance(choose, ChooseAmong) else None
+
         def pick(k: int, z: Tensor) -> Tensor:
             assert self._wait is not None
             with self._counters.phase("draft_wait"):
                 self._wait()
-            self._buffers.apply(k, z, self._index)
-            tokens = choose(k, z)
+            words = self._buffers.words(k, self.places.size)
+            if among is None:
+                forbid(z, self._index, words)
+                tokens = choose(k, z)
+            else:
+                tokens = among(k, z, MaskWords(words, self.places))
             own = tokens if self.places.size == self._groups else tokens.index_select(0, self._index)
             self._hand_over(partial(self._follow, k, fetch(own)))
             return tokens
@@ -107,10 +113,8 @@ class DraftMasks:
 
     def worth(self) -> Int:
         """As Guide; of the last row nothing is known yet."""
-        known = self.kinds[1:-1]
-        over = (known == ENDED) | (known == DEAD)
         rows = np.full(self._groups, len(self.kinds), np.int64)
-        rows[self.places] = np.where(over.any(0), over.argmax(0) + 1, len(self.kinds))
+        rows[self.places] = self._worth
         return rows
 
     def certain(self) -> npt.NDArray[np.bool_]:
@@ -130,10 +134,13 @@ class DraftMasks:
 
     def _fill(self, row: int, tokens: Int) -> None:
         """The masks of this row of all drafts, whose tokens before it are these."""
-        slots = self._buffers.host.shape[1]
+        first, known = row * self._buffers.host.shape[1], row < len(self.tokens)
         with self._counters.phase("traverse"):
             for number, (lead, token) in enumerate(zip(self.leads, tokens.tolist(), strict=True)):
-                self.kinds[row, number] = lead.follow(token, self._buffers.flat, row * slots + number)
+                kind = lead.follow(token, self._buffers.flat, first + number)
+                self.kinds[row, number] = kind
+                if known and kind in (ENDED, DEAD):
+                    self._worth[number] = min(self._worth[number], max(row, 1))
 
     def come_back(self) -> None:
         """Every matcher stands at its anchor again. raises what the masks behind the last token raised"""
@@ -146,6 +153,12 @@ class DraftMasks:
             for lead in self.leads:
                 lead.come_back()
 
+    @property
+    def faults(self) -> tuple[tuple[int, ...], tuple[tuple[int, str], ...]]:
+        """Groups that took too long, and (group, text) of those that the library refused."""
+        late = tuple(number for number, lead in enumerate(self.leads) if lead.late)
+        return late, tuple((number, lead.fault) for number, lead in enumerate(self.leads) if lead.fault)
+
     def rows(self, drafts: Drafted, widths: Int, out: Rows) -> npt.NDArray[np.uint8]:
         """Writes the masks of the rows that are verified to `out`, group by group; returns their kinds.
 
@@ -155,7 +168,7 @@ class DraftMasks:
         """
         kinds, first = [], 0
         for number, width in enumerate(widths.tolist()):
-            if not np.array_equal(drafts[number, 1:width], self.tokens[: width - 1, number]):
+            if drafts[number, 1:width].tobytes() != self.tokens[: width - 1, number].tobytes():
                 raise GrammarDiverged(f"group {number} of step {self.epoch} verifies what it didn't draft")
             out[first : first + width] = self._buffers.host[:width, number]
             kinds.append(self.kinds[:width, number])

@@ -213,35 +213,35 @@ class MaskThread:
         out, widths = self.buffers.host[wish.mask_slot], wish.widths
         done = 0 if guide is None else len(guide.leads)
         kinds = np.zeros(0, np.uint8) if guide is None else guide.rows(drafts, widths[:done], out)
+        if guide is not None and done == len(requests):
+            return Walked(out[: len(kinds)], kinds, *guide.faults)
         ids = [np.zeros(width, np.int32) for width in widths[done:].tolist()]
         for own, draft in zip(ids, drafts[done:], strict=False):
             own[:] = draft[: own.size]
         rest = traverse(self._batch, requests[done:], ids, out[len(kinds) :])
-        leads = [] if guide is None else guide.leads
-        failed = [(number, lead.fault) for number, lead in enumerate(leads) if lead.fault]
+        late, failed = ((), ()) if guide is None else guide.faults
         return Walked(
             out[: len(kinds) + len(rest.kinds)],
             np.concatenate([kinds, rest.kinds]),
-            (*(number for number, lead in enumerate(leads) if lead.late), *(done + n for n in rest.late)),
+            (*late, *(done + n for n in rest.late)),
             (*failed, *((done + n, text) for n, text in rest.failed)),
         )
 
     def _settle(self, wish: Wish, requests: Sequence[Constrained], walked: Walked) -> Made:
         """What the kinds of rows mean; rows of groups that fail allow nothing."""
-        firsts = np.cumsum(wish.widths) - wish.widths
-        ended = walked.kinds == ENDED
-        lengths, most = np.array(wish.anchors, np.int64), wish.widths.copy()
+        lengths, most, first = np.array(wish.anchors, np.int64), wish.widths.copy(), 0
+        kinds = walked.kinds.tobytes()
         failed = dict(walked.failed)
         for number in walked.late:
             failed[number] = str(too_slow(int(wish.widths[number]), self._budget_s, self._budget_s))
-        for number, (request, first) in enumerate(zip(requests, firsts.tolist(), strict=True)):
-            rows = slice(first, first + int(wish.widths[number]))
+        for number, (request, width) in enumerate(zip(requests, wish.widths.tolist(), strict=True)):
+            rows, first = slice(first, first + width), first + width
             if request.fault:
                 failed[number] = request.fault
             elif request.matcher.terminated:
                 lengths[number], most[number] = OVER, 0
-            elif ended[rows].any():
-                most[number] = int(np.argmax(ended[rows]))
+            elif ENDED in kinds[rows]:
+                most[number] = kinds[rows].index(ENDED)
             if request.thinking:
                 walked.bitmask[rows][walked.kinds[rows] == FREE] = self._free
             if number in failed:

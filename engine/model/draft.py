@@ -101,11 +101,13 @@ class Drafter(Protocol):
     taps               what the target captures, in this order: layer `tap`'s output, the mean of its streams;
                        from num_hidden_layers on, stream `tap - num_hidden_layers` of the last layer's output
     needs_next_tokens  whether `inject` reads InjectRows.next_tokens
+    rereads_logits     whether the survival is read of logits that tokens were chosen from
     """
 
     block: int
     taps: tuple[int, ...]
     needs_next_tokens: bool
+    rereads_logits: bool
 
     @property
     def weights(self) -> object:

@@ -27,6 +27,7 @@ class DSparkDrafter:
     """
 
     needs_next_tokens = False
+    rereads_logits = False
 
     def __init__(
         self, config: ModelConfig, weights: DSparkWeights, model: DeepseekV4, block: int = 0

@@ -65,6 +65,7 @@ class ClassicDrafter:
     """
 
     needs_next_tokens = True
+    rereads_logits = True
 
     def __init__(
         self, config: ModelConfig, weights: ClassicWeights, model: DeepseekV4, block: int = 0

@@ -246,11 +246,28 @@ FACE(forbid) {
     Py_RETURN_NONE;
 }
 
+FACE(favour) {
+    BEGIN(r);
+    float* best = address(&r);
+    int64_t* first = address(&r);
+    const float* logits = address(&r);
+    int64_t stride = whole(&r), rows = whole(&r);
+    const int64_t* places = address(&r);
+    const int32_t* masks = address(&r);
+    int64_t masked = whole(&r), words = whole(&r), vocabulary = whole(&r);
+    int failed = 0;
+    CALL(r, failed = favour(best, first, logits, stride, rows, places, masks, masked, words, vocabulary));
+    if (failed)
+        return PyErr_Format(PyExc_ValueError, "masks aren't for ascending ones of %lld rows", (long long)rows);
+    Py_RETURN_NONE;
+}
+
 static PyMethodDef methods[] = {
 #define METHOD(name) {#name, (PyCFunction)(void (*)(void))py_##name, METH_FASTCALL, NULL}
-    METHOD(pack),     METHOD(gemm),         METHOD(rms_norm),     METHOD(rotate), METHOD(mhc_pre),
-    METHOD(mhc_post), METHOD(attend),       METHOD(index_scores), METHOD(swiglu), METHOD(moe),
-    METHOD(route),    METHOD(pool_windows), METHOD(fold),         METHOD(forbid), {NULL, NULL, 0, NULL},
+    METHOD(pack),    METHOD(gemm),     METHOD(rms_norm), METHOD(rotate),
+    METHOD(mhc_pre), METHOD(mhc_post), METHOD(attend),   METHOD(index_scores),
+    METHOD(swiglu),  METHOD(moe),      METHOD(route),    METHOD(pool_windows),
+    METHOD(fold),    METHOD(forbid),   METHOD(favour),   {NULL, NULL, 0, NULL},
 };
 
 static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, .m_name = QUOTED(NAMED(_cpu_, LEVEL)), .m_size = 0,

@@ -13,7 +13,7 @@ accepts that token alone. Its drafts are drawn in the same way, so that they oft
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,16 +23,13 @@ from torch import Tensor
 
 from engine.runner.acceptance_layout import Layout, VerifyRows
 from engine.runner.acceptance_odds import Judged, Odds, Trials
-from engine.runner.edits import GrammarMask, Groups, edit
-from engine.runner.filters import draw, greatest
-from engine.runner.parameters import KEY, TEMPERATURE, SlotParameters
+from engine.runner.draft_choice import DraftChoice
+from engine.runner.edits import GrammarMask, Groups, MaskWords, edit
+from engine.runner.filters import greatest
+from engine.runner.parameters import SlotParameters
 from engine.runner.penalties import TokenCounts
-from engine.runner.randomness import Purpose, uniforms
 from engine.runner.sampling import Rows, Sampler
 from engine.runner.tempering import Int, Tempering
-
-Choose = Callable[[int, Tensor], Tensor]
-"""Picks draft k (from 0) of every row, int64 [B], from its logits, float32 [B, V]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +67,12 @@ class Acceptance:
         layout = Layout(rows, logits)
         features = [self.parameters.of(slot) for slot in rows.slots]
         groups = Groups(rows.slots, rows.positions, layout.widths.tolist(), features)
-        judged = Judged(
-            edit(self.parameters, self.counts, logits, groups, mask, rows.draft_ids), rows, layout, features
-        )
-        largest, favourite = greatest(judged.edited)
+        if isinstance(mask, MaskWords) and groups.favoured:
+            edited, (largest, favourite) = logits, greatest(logits, mask)
+        else:
+            edited = edit(self.parameters, self.counts, logits, groups, mask, rows.draft_ids)
+            largest, favourite = greatest(edited)
+        judged = Judged(edited, rows, layout, features)
         self._repeat(judged, favourite)
         best, choice = layout.grid(largest, 0), layout.grid(favourite, 0)
         passed = choice[:, :-1] == rows.draft_ids
@@ -93,41 +92,13 @@ class Acceptance:
         self._count([(g, i) for g in penalised for i in range(emitted[g])], rows, result.tokens)
         return result
 
-    def choose(self, slots: Sequence[int], positions: Sequence[int]) -> Choose:
-        """How these slots pick their drafts: by argmax where greedy, else from softmax(z / temperature).
-
-        A number belongs to the round and k, not to the token's position: a position whose draft was thrown
-        away gets a fresh one, as what was known of the old draft may have chosen how many rows are verified.
-        Where the token itself is drawn by its position alone, its draft is, too.
+    def choose(self, slots: Sequence[int], positions: Sequence[int]) -> DraftChoice:
+        """How these slots pick their drafts.
 
         positions  position of each slot's first draft
         raises     BadRequest where a slot isn't bound
         """
-        index = self._tempering.index
-        features = [self.parameters.of(slot) for slot in slots]
-        sampled = [row for row, f in enumerate(features) if f.by_odds]
-        repeats = [row for row, f in enumerate(features) if f.repeats]
-        chosen = index([slots[row] for row in sampled])
-        first = index([positions[row] for row in sampled])
-        temperatures, keys = self.parameters.floats[chosen, TEMPERATURE], self.parameters.ints[chosen, KEY]
-
-        def pick(k: int, z: Tensor) -> Tensor:
-            drawn = len(sampled) + len(repeats)
-            tokens = greatest(z)[1] if drawn < len(slots) else z.new_empty(len(z), dtype=torch.int64)
-            u = uniforms(keys, first, Purpose.DRAFT, k)
-            done = 0
-            for part in self._tempering.parts(sampled):
-                some = slice(done, done + len(part))
-                _, weights = self._tempering.weights(z, part, temperatures[some])
-                tokens[index(part)] = draw(weights, u[some])
-                done += len(part)
-            if repeats:
-                tokens[index(repeats)] = self._drawn(
-                    z, repeats, slots, [positions[row] + k for row in repeats]
-                )
-            return tokens
-
-        return pick
+        return DraftChoice(self.parameters, self._tempering, self._drawn, slots, positions)
 
     def _repeat(self, judged: Judged, favourite: Tensor) -> None:
         """Puts what plain decoding would draw in the place of the largest logit, for rows that repeat."""

@@ -97,6 +97,7 @@ class RecordedDrafter:
     """
 
     needs_next_tokens = False
+    rereads_logits = False
 
     def __init__(
         self,

@@ -6,6 +6,7 @@ position plus i, under the assumption that the first i drafted tokens were emitt
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -46,6 +47,18 @@ class MaskWords:
         return MaskWords(self.words[low:high], self.rows[low:high] - first) if low < high else None
 
 
+class ChooseAmong(ABC):
+    """A Choose that reads masks itself."""
+
+    @abstractmethod
+    def __call__(self, k: int, z: Tensor) -> Tensor:
+        """As Choose."""
+
+    @abstractmethod
+    def among(self, k: int, z: Tensor, mask: MaskWords) -> Tensor:
+        """As Choose, of tokens that the mask allows; the others' logits may become minus infinity."""
+
+
 class Groups(NamedTuple):
     """Groups of rows, in the order of the rows.
 
@@ -59,6 +72,16 @@ class Groups(NamedTuple):
     positions: Sequence[int]
     widths: Sequence[int]
     features: Sequence[Features]
+
+    @property
+    def edited(self) -> bool:
+        """Whether a row chooses from other numbers than the model's own logits, a mask apart."""
+        return any(f.edits_logits(p) for f, p in zip(self.features, self.positions, strict=True))
+
+    @property
+    def favoured(self) -> bool:
+        """Whether each row chooses the greatest of the model's own logits, a mask apart."""
+        return all(f.greedy for f in self.features) and not self.edited
 
 
 def edit(
@@ -74,8 +97,7 @@ def edit(
     logits     float32 [R, V]; not changed
     draft_ids  int64 [groups, gamma], gamma + 1 at least the widest group; None where all widths are 1
     """
-    edits = any(f.edits_logits(p) for f, p in zip(groups.features, groups.positions, strict=True))
-    if not edits and mask is None:
+    if mask is None and not groups.edited:
         return logits
     logits = logits.clone(memory_format=torch.contiguous_format)
     firsts = _firsts(groups.widths)

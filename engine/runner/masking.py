@@ -66,8 +66,9 @@ class Guide(Protocol):
     places: Int
 
     def guided(self, choose: Choose) -> Choose:
-        """`choose`, among tokens that the grammars allow; the others' logits become minus infinity.
+        """`choose`, among tokens that the grammars allow.
 
+        The others' logits become minus infinity, but for a ChooseAmong, which may leave them as they are.
         Waits at each position for the tokens of the one before it, on which its masks depend.
         """
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engine.runner.edits import GrammarMask, Groups, edit
+from engine.runner.edits import GrammarMask, Groups, MaskWords, edit
 from engine.runner.filters import draw, draw_filtered, greatest
 from engine.runner.parameters import KEY, MIN_P, TEMPERATURE, TOP_K, TOP_P, Features, SlotParameters
 from engine.runner.penalties import TokenCounts
@@ -63,6 +63,8 @@ class Sampler:
         """
         features = [self.parameters.of(slot) for slot in rows.slots]
         groups = Groups(rows.slots, rows.positions, (1,) * len(rows.slots), features)
+        if isinstance(mask, MaskWords) and groups.favoured:
+            return _sound(*greatest(logits, mask))
         chosen = self.choose(edit(self.parameters, self.counts, logits, groups, mask), rows, features)
         counted = [i for i, f in enumerate(features) if f.penalised]
         if counted:
@@ -120,7 +122,11 @@ def _choose(logits: Tensor, rows: Rows, group: Sequence[int], places: Sequence[i
     if len(group) < len(rows.slots):
         rows = Rows(tuple(rows.slots[i] for i in group), tuple(rows.positions[i] for i in group))
         places = [places[i] for i in group]
-    best, tokens = how(logits, rows, places)
+    return _sound(*how(logits, rows, places))
+
+
+def _sound(best: Tensor, tokens: Tensor) -> Chosen:
+    """The tokens of rows whose largest logit is a number."""
     valid = best.isfinite()
     return Chosen(torch.where(valid, tokens, 0), valid)
 

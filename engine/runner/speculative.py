@@ -115,7 +115,8 @@ class Speculation:
         """
         rows = DraftRows(slots, self.round.lengths[slots], self.ring.valid_from[slots], anchors)
         if guide is not None:
-            choose = guide.guided(choose)
+            # Who looks at a position's logits again must find them masked.
+            choose = guide.guided(_unmasked(choose) if self.drafter.rereads_logits else choose)
         drafted = self.drafter.draft(self.state, rows, choose, keep_logits=keep_logits)
         survival = drafted.survival
         if drafted.logits is not None:
@@ -144,6 +145,11 @@ class Speculation:
             caps = np.minimum(caps, drafts.worth)
         lens = verify_lens(drafts.survival, caps, -1 if self.mode == "static" else budget)
         return (caps if self.mode == "cap-accept" else lens), lens
+
+
+def _unmasked(choose: Choose) -> Choose:
+    """The same choice, that can't read masks itself."""
+    return lambda k, z: choose(k, z)
 
 
 def _largest(drafted: Drafted, logits: Tensor) -> Tensor:

@@ -13,6 +13,24 @@ static uint32_t drawn(void) {
     return state >> 8;
 }
 
+/* Rows 0 and 2 are masked already, so that it makes no difference whether their masks are read. */
+static int favoured_wrongly(const float* logits, int64_t vocabulary, int64_t* places, int32_t* masks, int64_t words) {
+    float best[3];
+    int64_t first[3];
+    int wrong = 0;
+    for (int64_t masked = 0; masked <= 2; masked += 2) {
+        wrong |= favour(best, first, logits, vocabulary, 3, places, masks, masked, words, vocabulary);
+        for (int64_t row = 0; row < 3; row++) {
+            float want = -INFINITY;
+            int64_t at = 0;
+            for (int64_t t = 0; t < vocabulary; t++)
+                if (logits[row * vocabulary + t] > want) want = logits[row * vocabulary + (at = t)];
+            wrong |= best[row] != want || first[row] != at;
+        }
+    }
+    return wrong;
+}
+
 static int one_size(int64_t vocabulary) {
     int64_t words = (vocabulary + WORD - 1) / WORD, places[2] = {0, 2};
     float* logits = malloc((size_t)(3 * vocabulary) * sizeof *logits);
@@ -29,6 +47,7 @@ static int one_size(int64_t vocabulary) {
                 float want = allowed ? (float)(row * vocabulary + t) : -INFINITY;
                 wrong |= logits[row * vocabulary + t] != want;
             }
+        wrong |= favoured_wrongly(logits, vocabulary, places, masks, words);
         places[1] = 3;
         wrong |= forbid(logits, vocabulary, 3, places, masks, 2, words, vocabulary) != -1;
     }

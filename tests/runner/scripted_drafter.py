@@ -30,6 +30,8 @@ class ScriptedDrafter:
     next_seen      (slot, position) -> the token behind it, as the runner gave it
     """
 
+    rereads_logits = False
+
     def __init__(
         self, block: int, taps: tuple[int, ...], vocab_size: int = 256, *, needs_next_tokens: bool = False
     ) -> None:
