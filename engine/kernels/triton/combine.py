@@ -11,7 +11,7 @@ from torch import Tensor
 
 from engine.errors import ShapeMismatch
 from engine.kernels.triton.formats import convert
-from engine.kernels.triton.launch import AHEAD, await_previous
+from engine.kernels.triton.launch import ahead, await_previous
 
 
 @triton.jit
@@ -78,7 +78,7 @@ def join(parts: Tensor, extra: Tensor) -> Tensor:
     if len(extra):
         wide = min(1024, triton.next_power_of_2(hidden))
         grid = (len(extra), triton.cdiv(hidden, wide))
-        _join[grid](parts, extra, out, rows, len(extra), hidden, count, choices, wide, **AHEAD)
+        _join[grid](parts, extra, out, rows, len(extra), hidden, count, choices, wide, **ahead(len(extra)))
     return out
 
 
@@ -92,7 +92,9 @@ def clear_outside(parts: Tensor, ids: Tensor, experts: int) -> None:
     if rows:
         wide = min(1024, triton.next_power_of_2(hidden))
         grid = (rows, triton.cdiv(hidden, wide))
-        _clear[grid](parts, ids, experts, hidden, choices, triton.next_power_of_2(choices), wide, **AHEAD)
+        _clear[grid](
+            parts, ids, experts, hidden, choices, triton.next_power_of_2(choices), wide, **ahead(rows)
+        )
 
 
 def combine(
@@ -108,5 +110,7 @@ def combine(
     if rows:
         wide = min(1024, triton.next_power_of_2(hidden))
         grid = (rows, triton.cdiv(hidden, wide))
-        _combine[grid](parts, ids, extra, out, experts, hidden, choices, wide, extra is not None, **AHEAD)
+        _combine[grid](
+            parts, ids, extra, out, experts, hidden, choices, wide, extra is not None, **ahead(rows)
+        )
     return out

@@ -49,7 +49,6 @@ def _sort_scales(
     scales, out, slots, owners, blocks, CHOICES: tl.constexpr, ROWS: tl.constexpr, WIDE: tl.constexpr
 ):  # fmt: skip
     block = tl.program_id(0)
-    await_previous()
     if tl.load(owners + block) < 0:
         return
     choice = tl.load(slots + block * ROWS + tl.arange(0, ROWS))

@@ -25,6 +25,7 @@ from engine.model.quantised import Fp4Experts
 FEW_ROWS = 16
 """Blocks of so many rows have their scales read where they are."""
 SCALES_WIDE = 32
+EARLY_CHOICES = 48
 Coded = tuple[Tensor, Tensor]
 """Rows [T, K] as e4m3 codes, and their scales float32 [T, K / 128] or, by blocks, [blocks, K / 128, rows]."""
 
@@ -63,6 +64,11 @@ def shape_for(choices: int, experts: int) -> ExpertShape:
     return ExpertShape(64, Cut(64, 4, 4), Cut(128, 4, 4))
 
 
+def _early(choices: int) -> dict[str, bool]:
+    """As `ahead`, for so many choices: more programs would crowd where room is first."""
+    return AHEAD if choices <= EARLY_CHOICES else {}
+
+
 def gate_up(x: Coded, weights: Tensor, experts: Fp4Experts, blocks: Blocks, limit: float, cut: Cut) -> Coded:
     """Each choice's weighted activation in FP8, in the order of `quantise_words`; [T k, I], scales by blocks.
 
@@ -86,12 +92,12 @@ def gate_up(x: Coded, weights: Tensor, experts: Fp4Experts, blocks: Blocks, limi
             codes, scales, experts.w13, experts.s13, experts.s13.view(torch.int32), weights, blocks.slots,
             blocks.owners, values, act_scales, experts.hidden // GROUP, inner, limit, weights.shape[1],
             blocks.rows, cut.outputs, cut.stages, experts.even, many, AMAX_FLOOR, num_warps=cut.warps,
-            **AHEAD,
+            **_early(choices),
         )  # fmt: skip
         if not whole:
             _code[(inner // GROUP, count)](
                 values, act.view(torch.uint8), act_scales, blocks.slots, blocks.owners, inner, blocks.rows,
-                GROUP, AMAX_FLOOR, **AHEAD,
+                GROUP, AMAX_FLOOR, **_early(choices),
             )  # fmt: skip
     return act, act_scales
 
@@ -101,9 +107,7 @@ def _sorted(scales: Tensor, blocks: Blocks, choices: int) -> Tensor:
     count, groups = blocks.owners.shape[0], scales.shape[1]
     out = scales.new_empty(count, groups, blocks.rows)
     grid = (count, -(-groups // SCALES_WIDE))
-    _sort_scales[grid](
-        scales, out, blocks.slots, blocks.owners, groups, choices, blocks.rows, SCALES_WIDE, **AHEAD
-    )
+    _sort_scales[grid](scales, out, blocks.slots, blocks.owners, groups, choices, blocks.rows, SCALES_WIDE)
     return out
 
 
@@ -122,7 +126,7 @@ def down(act: Coded, experts: Fp4Experts, blocks: Blocks, cut: Cut, out: Tensor 
         _down[(experts.hidden // cut.outputs, blocks.owners.shape[0])](
             codes, scales, experts.w2, experts.s2, experts.s2.view(torch.int32), blocks.slots, blocks.owners,
             out, experts.inner // GROUP, experts.hidden, blocks.rows, cut.outputs, cut.stages, experts.even,
-            num_warps=cut.warps, **AHEAD,
+            num_warps=cut.warps, **_early(codes.shape[0]),
         )  # fmt: skip
     return out
 

@@ -22,7 +22,7 @@ from engine.kernels.triton.formats import (
     sigmoid,
     to_e4m3,
 )
-from engine.kernels.triton.launch import AHEAD, await_previous
+from engine.kernels.triton.launch import AHEAD, ahead, await_previous
 
 ROW_GROUPS = 8
 WORD_GROUPS = 8
@@ -61,6 +61,7 @@ def _quantise_words(x, codes, scales, groups, x_stride, total, FLOOR: tl.constex
     held = flat < total
     channel = tl.arange(0, 128)[None, :]
     at = (flat // groups) * x_stride + flat % groups * 128
+    await_previous()
     value = tl.load(x + at[:, None] + channel, mask=held[:, None], other=0.0).to(tl.float32)
     code, exponent = code_words(value, FLOOR)
     tl.store(codes + flat[:, None] * 128 + channel, code, mask=held[:, None])
@@ -134,7 +135,7 @@ def quantise_words(x: Tensor) -> tuple[Tensor, Tensor]:
     if rows:
         _quantise_words[(triton.cdiv(total, WORD_GROUPS),)](
             x, codes.view(torch.uint8), scales, columns // GROUP, x.stride(0), total, AMAX_FLOOR, WORD_GROUPS,
-            num_warps=1,
+            num_warps=1, **ahead(rows),
         )  # fmt: skip
     return codes, scales
 
