@@ -56,7 +56,7 @@ CASES: dict[str, tuple[Any, dict[str, str], dict[str, Any]]] = {
     ),
     "select of parts": (
         select_entries._select, {**LISTED, "out": "*i32"},
-        {"WIDE": 4096, "FROM": True, "ROWS": True, "SCORED": True},
+        {"WIDE": 4096, "WANTED": 512, "FROM": True, "ROWS": True, "SCORED": True},
     ),
 }  # fmt: skip
 
