@@ -146,7 +146,9 @@ def listed_entries(
     visible  [blocks, W] entries that each query sees
     entries  N
     """
-    rows = ops.entry_rows(pages, visible.amax(1), entries, PAGE_TOKENS // ratio, state.full_pages)
+    # One query a block is its own largest: no kernel to find it.
+    most = visible[:, 0] if visible.shape[1] == 1 else visible.amax(1)
+    rows = ops.entry_rows(pages, most, entries, PAGE_TOKENS // ratio, state.full_pages)
     seen = visible.new_zeros(visible.numel(), 2, dtype=torch.int32)
     seen[:, 1] = visible.flatten()
     return rows, seen
