@@ -104,7 +104,7 @@ def add_step_arguments(parser: argparse.ArgumentParser) -> None:
         "--within-s",
         type=float,
         default=0.0,
-        help="step, kernels: seconds after which they end, with what they have; 0: no limit",
+        help="step, kernels, device: seconds after which no part begins any more; 0: no limit",
     )
     parser.add_argument(
         "--chunks", type=numbers, default=[2048], help="step: rows of a prompt's chunk (default 2048)"

@@ -29,6 +29,8 @@ from engine.runner.forward import commit_step, forward
 from engine.start_memory import MemoryTable, weights_by_kind
 
 SILENT_S = 120.0
+EAGER_RUNS = 5
+"""Of a prompt's chunk, which takes long and varies little."""
 WORKSPACE = 8 << 30
 """Bytes that a step's intermediate values and its graph may take."""
 
@@ -207,7 +209,7 @@ def timed(
         run = Captured(step)
     try:
         run()
-        runs = milliseconds(run, repeats, device)
+        runs = milliseconds(run, repeats if graph else min(repeats, EAGER_RUNS), device)
         parts, kernels = breakdown(run) if device.type == "cuda" else ({}, [])
     finally:
         if isinstance(run, Captured):
