@@ -43,7 +43,8 @@ FEW = 8
 """Constrained requests of a step whose masks the device thread makes itself, where the device is the CPU.
 
 A row of masks takes 20 us a request, and to hand it over and wait for it takes 200 us, as both threads want
-the interpreter's lock."""
+the interpreter's lock. Nor is a step's job worth handing over beside the forward: for four requests it takes
+0.2 ms, and the forward takes 0.3 ms more beside it."""
 
 
 class Wish(NamedTuple):
