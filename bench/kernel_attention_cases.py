@@ -14,7 +14,7 @@ from torch import Tensor
 
 from bench.kernel_cases import BF16, Case, copies, distance
 from engine.kernels.triton import oracle_attention
-from engine.kernels.triton.attend import FEW, MANY, WIDE, AttendShape, attend
+from engine.kernels.triton.attend import APART, FEW, MANY, WIDE, AttendShape, attend
 from engine.kernels.triton.faults import check_faults, no_faults
 from engine.kernels.triton.rope import q_norm_rope, rotate
 from engine.kernels.triton.store import norm_rope_store
@@ -33,7 +33,7 @@ WHOLE_TILES = AttendShape(64, 64, 0, 8, 3)
 """Of bfloat16 there is no room for more stages."""
 CUTS = {
     torch.bfloat16: (FEW[torch.bfloat16], MANY[torch.bfloat16], WHOLE_TILES),
-    torch.uint8: (FEW[torch.uint8], MANY[torch.uint8], AttendShape(64, 32, 0, 8, 5)),
+    torch.uint8: (FEW[torch.uint8], MANY[torch.uint8], APART),
 }
 """What is tried beside the cut that attention takes by itself, each with several sizes of parts."""
 

@@ -12,6 +12,7 @@ layers; selected entries are a list of their own for each query, which sees all 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -19,7 +20,9 @@ import triton
 from torch import Tensor
 
 from engine.errors import ShapeMismatch
+from engine.kernels.triton.attend_coded import _attend_coded
 from engine.kernels.triton.attend_kernels import LOG2_E, _attend, _combine_parts
+from engine.kernels.triton.formats import INTERPRETED
 from engine.kernels.triton.linear import multiprocessors
 from engine.model.keys import AnyKeys, Keys, SeenKeys
 from engine.model.row_layout import V4_ROW
@@ -37,6 +40,8 @@ class AttendShape:
     heads  of a program, a power of two from 16 to 64
     keys   of a tile, a power of two from 16
     tiles  of a program, the others being parts that a second kernel adds up; 0: all of them
+    apart  FP8 rows are copied, decoded and multiplied each by warps of their own (`attend_coded`): where
+           `runs_apart` says so, 64 heads by 64 keys
     """
 
     heads: int
@@ -44,38 +49,50 @@ class AttendShape:
     tiles: int
     warps: int
     stages: int
+    apart: bool = False
 
 
 COMPARED = AttendShape(16, 32, 0, 8, 2)
+APART = AttendShape(64, 64, 0, 8, 2, apart=True)
 MANY = {
     torch.bfloat16: AttendShape(64, 32, 0, 8, 5),
-    torch.uint8: AttendShape(64, 32, 0, 8, 5),
+    torch.uint8: AttendShape(64, 32, 0, 8, 3),
     torch.float32: COMPARED,
 }
 FEW = {
-    torch.bfloat16: AttendShape(16, 64, 0, 8, 5),
-    torch.uint8: AttendShape(16, 32, 0, 4, 5),
+    torch.bfloat16: AttendShape(16, 32, 0, 8, 5),
+    torch.uint8: AttendShape(16, 32, 0, 8, 3),
     torch.float32: COMPARED,
 }
-"""By the pool's type, the largest cuts that hold on compute capability 9.0: registers don't spill, or hardly,
-and shared memory has room for keys that are copied a whole tile ahead, which takes five stages. float32 is
-for comparisons, and spills whatever the cut."""
+"""By the pool's type, what was fastest on an H200. 2,048 queries of 64 heads and 640 keys take 1,288 us over
+bfloat16 rows, 1,609 over FP8 rows, 664 over those by APART; 128 queries 86, 112 and 48; one query 9.9 over
+bfloat16, 11.9 over FP8. float32 is for comparisons, and spills whatever the cut."""
 
 
-def shape_for(queries: int, heads: int, columns: int, kept: torch.dtype, processors: int) -> AttendShape:
+def shape_for(
+    queries: int, heads: int, columns: int, kept: torch.dtype, processors: int, apart: bool = False
+) -> AttendShape:
     """A cut for so many queries that see up to `columns` keys each, of a pool of type `kept`.
 
-    Where queries fill the device, a program has as many heads as fill the matrix unit, and all keys. Where
-    they don't, the keys are parted; where they are very few, heads are too. Deterministic modes pass one
-    fixed cut for all steps instead, such as MANY's.
+    Where queries fill the device, a program has as many heads as fill the matrix unit, and all keys; by APART
+    where it runs. Where they don't, the keys are parted; where they are very few, heads are too.
+    Deterministic modes pass one fixed cut for all steps instead, such as MANY's.
     """
     few = queries * triton.cdiv(heads, 16) * 4 <= processors or heads <= 16
-    cut = FEW[kept] if few else MANY[kept]
+    cut = FEW[kept] if few else APART if apart else MANY[kept]
     programs = queries * triton.cdiv(heads, cut.heads)
     tiles = triton.cdiv(columns, cut.keys)
     splits = max(1, min(MOST_SPLITS, tiles, processors // programs))
     share = triton.cdiv(tiles, splits)
     return cut if share >= tiles else replace(cut, tiles=share)
+
+
+@cache
+def runs_apart(device: torch.device) -> bool:
+    """Whether APART runs there: compute capability 9.0, and kernels aren't interpreted."""
+    if INTERPRETED.value or device.type != "cuda":
+        return False
+    return torch.cuda.get_device_capability(device)[0] == 9
 
 
 class _Segment(NamedTuple):
@@ -119,8 +136,9 @@ def attend(
     pairs = None if turns is None else _pairs(turns, flat)
     kept = near.pool.dtype
     if flat.shape[0]:
+        columns, processors = near.columns + far.columns, multiprocessors(q.device)
         cut = shape or shape_for(
-            flat.shape[0], heads, near.columns + far.columns, kept, multiprocessors(q.device)
+            flat.shape[0], heads, columns, kept, processors, _takes_apart(flat, near, far)
         )
         _run(flat, near, far, sink, faults, pairs, out, cut)
     return out
@@ -139,12 +157,21 @@ def _run(
         parts = torch.empty(splits, queries, heads, WIDE, dtype=torch.float32, device=q.device)
         totals = torch.empty(splits, queries, heads, 2, dtype=torch.float32, device=q.device)
     own, stride = (sink, 0) if pairs is None else (pairs, pairs.stride(0))
-    _attend[(queries * triton.cdiv(heads, cut.heads), splits)](
-        q, sink, own, parts, totals, faults, *near[:4], *far[:4], queries, heads, q.stride(0), q.stride(1),
-        stride, *near[4:8], *far[4:8], cut.tiles, WIDE**-0.5 * LOG2_E.value, cut.heads, cut.keys,
-        near.pool.dtype == torch.uint8, near.biased, far.biased, near.ranged, far.ranged, pairs is not None,
-        splits > 1, cut.heads == 64 and q.dtype == torch.bfloat16, num_warps=cut.warps, num_stages=cut.stages,
-    )  # fmt: skip
+    grid, scale = (queries * triton.cdiv(heads, cut.heads), splits), WIDE**-0.5 * LOG2_E.value
+    if cut.apart:
+        _attend_coded[grid](
+            q, sink, own, parts, totals, faults, near.pool, near.rows, near.seen, far.pool, far.rows,
+            far.seen, queries, heads, q.stride(0), q.stride(1), stride, *near[4:8], *far[4:8], cut.tiles,
+            scale, near.ranged, far.ranged, pairs is not None, splits > 1, num_warps=cut.warps,
+        )  # fmt: skip
+    else:
+        _attend[grid](
+            q, sink, own, parts, totals, faults, *near[:4], *far[:4], queries, heads, q.stride(0),
+            q.stride(1), stride, *near[4:8], *far[4:8], cut.tiles, scale, cut.heads, cut.keys,
+            near.pool.dtype == torch.uint8, near.biased, far.biased, near.ranged, far.ranged,
+            pairs is not None, splits > 1, cut.heads == 64 and q.dtype == torch.bfloat16,
+            num_warps=cut.warps, num_stages=cut.stages,
+        )  # fmt: skip
     if splits > 1:
         rows = queries * heads
         _combine_parts[(rows,)](
@@ -181,6 +208,13 @@ def _segment(keys: AnyKeys, q: Tensor, nothing: Tensor) -> _Segment:
         pool, rows, nothing if bias is None else bias, nothing if seen is None else seen, columns,
         rows.stride(0), share, pool.shape[0], bias is not None, seen is not None,
     )  # fmt: skip
+
+
+def _takes_apart(q: Tensor, near: _Segment, far: _Segment) -> bool:
+    """Whether APART takes these: FP8 rows, keys by ranges, heads that are copied by 16 bytes."""
+    aligned = q.data_ptr() % 16 == 0 and q.stride(0) % 16 == 0 and q.stride(1) % 16 == 0
+    ranged = near.pool.dtype == torch.uint8 and not near.biased and not far.biased
+    return aligned and ranged and runs_apart(q.device)
 
 
 def _check(q: Tensor, near: _Segment, far: _Segment, sink: Tensor, out: Tensor) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
@@ -21,6 +23,8 @@ from tests.kernels.triton.cases import DEVICE, distance, seeded
 TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 4e-3, torch.uint8: 4e-3}
 """By the pool's type. float32: sums in another order (three TF32 products on a device). Otherwise shares and
 the result are rounded to bfloat16 once each, at most 2^-9; keys and queries are exact in both."""
+MANY = attend.APART if attend.runs_apart(torch.device(DEVICE)) else attend.MANY[torch.uint8]
+"""What many queries over FP8 rows take by themselves."""
 WHOLE = AttendShape(16, 32, 0, 4, 2)
 PARTS = AttendShape(16, 16, 2, 4, 2)
 
@@ -90,11 +94,39 @@ def test_dense_bias(cut: AttendShape) -> None:
     assert distance(attend.attend(q, window, None, sinks(17), no_faults(DEVICE), shape=cut), wanted) < 1e-5
 
 
-def test_all_heads_of_a_program_at_once() -> None:
+@pytest.mark.parametrize("cut", [AttendShape(64, 64, 0, 8, 2), MANY])
+def test_all_heads_of_a_program_at_once(cut: AttendShape) -> None:
     q = queries(1, 1, 70, torch.bfloat16)
     window = SeenKeys(pool_of(80, torch.uint8), some_rows(1, 70, 80), None)
-    out = attend.attend(q, window, None, sinks(70), no_faults(DEVICE), shape=AttendShape(64, 64, 0, 8, 2))
+    out = attend.attend(q, window, None, sinks(70), no_faults(DEVICE), shape=cut)
     assert distance(out, oracle_attention.attend(q, window, None, sinks(70), None)) < 4e-3
+
+
+@pytest.mark.parametrize("tiles", [0, 1, 3])
+@pytest.mark.parametrize("columns", [9, 250])
+def test_the_cut_of_many_queries(tiles: int, columns: int) -> None:
+    """Queries of every sort at once: seeing some of both lists, all of them, of one or of none."""
+    q, faults, back = queries(1, 4, 3, torch.bfloat16), no_faults(DEVICE), turns(4)
+    seen = [[0, columns], [columns // 3, columns], [2, 0], [1, 5]]
+    window = SeenKeys(
+        pool_of(99, torch.uint8), some_rows(1, columns, 99), torch.tensor(seen, device=DEVICE).int()
+    )
+    told = torch.tensor([[0, 70], [0, 1], [0, 0], [3, 67]], dtype=torch.int32, device=DEVICE)
+    far = SeenKeys(pool_of(60, torch.uint8, 3), some_rows(4, 70, 60, 2).int(), told)
+    cut = replace(MANY, tiles=tiles)
+    out = attend.attend(q, window, far, sinks(3), faults, back, shape=cut)
+    assert distance(out, oracle_attention.attend(q, window, far, sinks(3), back)) < TOLERANCES[torch.uint8]
+    assert not faults.any()
+    assert not out[:, 2].any()
+    assert window.seen is not None
+    alone = SeenKeys(window.pool, window.rows, window.seen[1:2].contiguous())
+    own = SeenKeys(far.pool, far.rows[1:2], told[1:2])
+    assert torch.equal(
+        attend.attend(q[:, 1:2], alone, own, sinks(3), faults, back[1:2], shape=cut), out[:, 1:2]
+    )
+    window.rows[0, 5] = 99
+    attend.attend(q, window, far, sinks(3), faults, back, shape=cut)
+    assert faults.item() == Fault.KEY_ROW
 
 
 @pytest.mark.parametrize("cut", [WHOLE, PARTS])
@@ -163,6 +195,7 @@ def test_strided_queries_and_a_given_result() -> None:
 
 @pytest.mark.parametrize(("asked", "heads", "columns"), [(1, 64, 640), (128, 64, 640), (3, 128, 9000)])
 def test_cuts_fit(asked: int, heads: int, columns: int) -> None:
+    assert attend.shape_for(128, 64, 640, torch.uint8, 132, True) == attend.APART
     cut = attend.shape_for(asked, heads, columns, torch.uint8, 132)
     assert cut.heads in (16, 64)
     assert cut.keys * max(1, cut.tiles) <= columns + cut.keys

@@ -11,8 +11,9 @@ import pytest
 import torch
 import triton
 from triton.compiler import ASTSource
+from triton.experimental.gluon._runtime import GluonASTSource, GluonJITFunction
 
-from engine.kernels.triton import attend, attend_kernels, rope, store, turns
+from engine.kernels.triton import attend, attend_coded, attend_kernels, rope, store, turns
 from engine.kernels.triton.attend import AttendShape
 from tests.kernels.triton.check_compile import HOPPER
 
@@ -50,6 +51,7 @@ ATTENDED = {
     "few": (replace(attend.FEW[BF16], tiles=1), "*bf16", True),
     "few coded": (replace(attend.FEW[FP8], tiles=2), "*u8", False),
 }
+CODED = {"W_RANGED": True, "C_RANGED": True, "TURNED": True}
 OTHERS: dict[str, tuple[Any, dict[str, str], dict[str, Any]]] = {
     "q_norm_rope": (rope._rotate, {"taken": "*i64"}, {"ROWS": 8, "WIDE": 512, "NORMED": True, "TAKEN": True}),
     "turns": (
@@ -72,6 +74,7 @@ def compiled(
     kernel: Any, types: dict[str, str], constants: dict[str, Any], warps: int = 4, stages: int = 3
 ) -> Any:
     """Addresses and sizes are multiples of 16, but for those for which the kernel isn't specialised."""
+    language = GluonASTSource if isinstance(kernel, GluonJITFunction) else ASTSource
     signature, hints = {}, {}
     for parameter in kernel.params:
         name = parameter.name
@@ -81,7 +84,7 @@ def compiled(
         if kind not in ("constexpr", "fp32") and not loose:
             hints[(parameter.num,)] = [["tt.divisibility", 16]]
     values = {(kernel.arg_names.index(name),): value for name, value in constants.items()}
-    source = ASTSource(kernel, signature, values, hints)
+    source = language(kernel, signature, values, hints)
     return triton.compile(source, target=HOPPER, options={"num_warps": warps, "num_stages": stages})
 
 
@@ -104,6 +107,16 @@ def test_attention_compiles_to_what_the_device_has(name: str) -> None:
     assert made.metadata.shared <= 227 << 10
     assert "cp.async" in made.asm["ptx"]
     assert ("wgmma.mma_async" in made.asm["ptx"]) == (cut.heads == 64)
+    assert stack_bytes(made.asm["cubin"]) <= 256
+
+
+@pytest.mark.parametrize("split", [False, True])
+def test_attention_by_warps_of_their_own_compiles_to_what_the_device_has(split: bool) -> None:
+    types = {"w_pool": "*u8", "c_pool": "*u8", "out": "*fp32" if split else "*bf16"}
+    made = compiled(attend_coded._attend_coded, types, CODED | {"SPLIT": split}, 8)
+    assert made.metadata.shared <= 227 << 10
+    for instruction in ("cp.async", "wgmma.mma_async", "mbarrier.try_wait", "setmaxnreg"):
+        assert instruction in made.asm["ptx"]
     assert stack_bytes(made.asm["cubin"]) <= 256
 
 
