@@ -100,7 +100,7 @@ class _WarmSteps:
 def chunk_sizes(most: int) -> list[int]:
     """Numbers of rows up to `most`: cuts change behind powers of two, and code with multiples of 16."""
     powers = [1 << k for k in range(1, most.bit_length())]
-    apart = [power - 3 for power in powers if power > 16]
+    apart = [power - 3 for power in powers if power > 4]
     return sorted({*powers, *apart, most})
 
 

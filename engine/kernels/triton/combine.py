@@ -47,9 +47,9 @@ def _clear(parts, ids, experts, hidden, CHOICES: tl.constexpr, PADDED: tl.conste
     tl.store(parts + at[:, None] * hidden + channel[None, :], zeros, mask=held)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _join(
-    parts, extra, out, rows, count, hidden, PARTS: tl.constexpr, CHOICES: tl.constexpr, WIDE: tl.constexpr
+    parts, extra, out, rows, hidden, PARTS: tl.constexpr, CHOICES: tl.constexpr, WIDE: tl.constexpr
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     channel = tl.program_id(1) * WIDE + tl.arange(0, WIDE)
@@ -78,7 +78,7 @@ def join(parts: Tensor, extra: Tensor) -> Tensor:
     if len(extra):
         wide = min(1024, triton.next_power_of_2(hidden))
         grid = (len(extra), triton.cdiv(hidden, wide))
-        _join[grid](parts, extra, out, rows, len(extra), hidden, count, choices, wide, **ahead(len(extra)))
+        _join[grid](parts, extra, out, rows, hidden, count, choices, wide, **ahead(len(extra)))
     return out
 
 

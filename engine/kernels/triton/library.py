@@ -22,13 +22,13 @@ from engine.model.quantised import Fp8Weight
 ALIGNED = 4
 """Rows come in multiples of it, and a weight's groups of channels too: scales begin at 16 bytes."""
 ALIGNED_OUTPUTS = 16
-BLOCK_SCALED = (9, 0)
-"""The compute capability whose library has the product under block scales."""
+BLOCK_SCALED, SCALED_SINCE = (9, 0), (12, 9)
+"""The compute capability whose library has the product under block scales, and the CUDA that it came with."""
 SCALE_ROWS, SCALE_COUNT = 64, 2048
 DECODED_ROWS = 64
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "padded"])
 def _library_scales(
     x_scales, turned, w_scales, wide, rows, padded, groups, s_stride, blocks, wide_groups,
     ROWS: tl.constexpr, GROUPS: tl.constexpr, COUNT: tl.constexpr,
@@ -69,9 +69,14 @@ def takes(x: Tensor, weight: Fp8Weight) -> bool:
         return False
     if x.dtype == torch.bfloat16:
         return weight.shape[0] % GROUP == 0
-    if torch.cuda.get_device_capability(x.device) != BLOCK_SCALED:
+    if torch.cuda.get_device_capability(x.device) != BLOCK_SCALED or _cuda() < SCALED_SINCE:
         return False
     return weight.groups == 1 and weight.shape[0] % ALIGNED_OUTPUTS == 0
+
+
+def _cuda() -> tuple[int, ...]:
+    """What torch was built with."""
+    return tuple(int(part) for part in (torch.version.cuda or "0").split("."))
 
 
 def library_coded(codes: Tensor, scales: Tensor, weight: Fp8Weight) -> Tensor:

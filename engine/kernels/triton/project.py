@@ -57,7 +57,7 @@ def _project(
     tl.store(parts + at, total, mask=(t < rows)[None, :] & (n < outputs)[:, None])
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["at"])
 def _add(
     parts, biases, at, out, rows, columns, PARTS: tl.constexpr, WIDE: tl.constexpr
 ):  # fmt: skip

@@ -83,7 +83,7 @@ def _count(ids, counts, choices, CHUNK: tl.constexpr):
     tl.store(counts + expert, tl.sum(count, 0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["blocks"])
 def _sort(
     ids, counts, slots, owners, choices, experts, blocks,
     ROWS: tl.constexpr, WIDE: tl.constexpr, CHUNK: tl.constexpr, COUNTED: tl.constexpr,

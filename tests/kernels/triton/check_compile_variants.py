@@ -1,4 +1,4 @@
-"""How often what chooses tokens is compiled: not anew for each number of requests, in no need of a device."""
+"""How often kernels are compiled: not anew for each number of requests or rows, in no need of a device."""
 
 from __future__ import annotations
 
@@ -12,13 +12,18 @@ from triton.compiler import make_backend
 from triton.runtime.jit import JITFunction, create_function_from_signature
 
 from engine.kernel_sets import choices
+from engine.kernels.triton import combine, experts, library, project, routing
+from engine.kernels.triton.linear import MANY_ROWS
 from engine.kernels.triton_ops import TritonOps
 from engine.messages import Sampling, SlotBind
 from engine.model.draft import BlockChoose
 from engine.model.group_stats import GroupStats
+from engine.model.quantised import Fp8Weight
 from engine.runner.acceptance_layout import VerifyRows
 from engine.runner.edits import MaskWords
 from engine.runner.sampling import Rows
+from engine.warm_up import chunk_sizes
+from tests.kernels.triton.cases import fp8_weight
 from tests.kernels.triton.check_compile import HOPPER
 
 CPU, GAMMA, SLOTS = torch.device("cpu"), 5, 40
@@ -80,3 +85,26 @@ def test_the_number_of_requests_compiles_nothing_anew(compiled: dict[str, set[st
     assert {name: len(kinds) for name, kinds in compiled.items()} == KINDS
     later = {name for name, kinds in compiled.items() if kinds - warm.get(name, set())}
     assert later == {"_bias"}, "a start compiles all but what needs the Markov head's weights"
+
+
+def sized(rows: int, agreed: int) -> None:
+    """Launches what takes several numbers that go with a step's rows; this rank's, and what all agreed on."""
+    ids = torch.zeros(agreed, 6, dtype=torch.int32)
+    routing.sort_choices(ids, 256, experts.shape_for(ids.numel(), 256).rows)
+    combine.join(torch.empty(2, agreed, 6, 128), torch.empty(rows, 128))
+    # A step's columns are sent behind each other.
+    phase = torch.zeros(6, rows, dtype=torch.int64)[3]
+    project.add_parts(torch.empty(1, rows, 64), torch.empty(4, 64), phase, torch.empty(rows, 64))
+    if rows > MANY_ROWS:
+        library.library_scales(torch.empty(rows, 16), Fp8Weight(*fp8_weight(1, 128, 2048)))
+
+
+def test_prompts_of_any_size_compile_nothing_behind_the_start(compiled: dict[str, set[str]]) -> None:
+    for rows in (1, *chunk_sizes(8192)):
+        sized(rows, rows)
+    warm = {name: set(kinds) for name, kinds in compiled.items()}
+    assert warm.keys() == {"_count", "_sort", "_join", "_add", "_library_scales"}
+    for rows in (3, 5, 7, 12, 24, 40, 96, 100, 136, 160, 300, 777, 1000, 4100, 8000):
+        sized(rows, rows)
+        sized(1, rows)
+    assert compiled == warm

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import cast
+
 import pytest
 import torch
+from torch import Tensor
 
 from engine.errors import ShapeMismatch
 from engine.kernels.triton import library, linear, one_row, oracle, quantise
@@ -133,3 +137,16 @@ def test_shapes_are_checked() -> None:
         linear.linear_fp8(values(0, 1, 128), linear.Fp8Weight(codes, scales))
     with pytest.raises(ShapeMismatch, match="128"):
         linear.linear_fp8(values(0, 2, 128), linear.Fp8Weight(codes, scales))
+
+
+@pytest.mark.parametrize(
+    ("cuda", "capability", "taken"),
+    [("12.9", (9, 0), True), ("13.0", (9, 0), True), ("12.8", (9, 0), False), ("13.0", (10, 0), False)],
+)
+def test_the_library_is_asked_where_it_has_the_product(
+    monkeypatch: pytest.MonkeyPatch, cuda: str, capability: tuple[int, int], taken: bool
+) -> None:
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    codes = SimpleNamespace(device=torch.device("cuda"), dtype=torch.float8_e4m3fn)
+    assert library.takes(cast(Tensor, codes), linear.Fp8Weight(*fp8_weight(9, 384, 640))) == taken
