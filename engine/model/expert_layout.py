@@ -32,9 +32,15 @@ SPAN = 11
 
 
 class Laying:
-    """Experts of one layer as they come, matrix by matrix."""
+    """Experts of one layer as they come, matrix by matrix.
+
+    raises  ShapeMismatch where hidden or inner isn't a multiple of 128
+    """
 
     def __init__(self, count: int, hidden: int, inner: int, device: torch.device) -> None:
+        if hidden % BLOCK or inner % BLOCK:
+            raise ShapeMismatch(f"experts of {hidden} x {inner} in FP4: not in multiples of {BLOCK}")
+
         def empty(rows: int, columns: int, size: int) -> Tensor:
             return torch.empty(count, columns // BLOCK, rows, size, dtype=torch.uint8, device=device)
 
@@ -84,7 +90,7 @@ def laid_experts(w13: Tensor, s13: Tensor, w2: Tensor, s2: Tensor) -> Fp4Experts
     raises  ShapeMismatch; CheckpointError as of `Laying.done`
     """
     count, hidden, inner = w2.shape[0], w2.shape[1], 2 * w2.shape[2]
-    if tuple(w13.shape) != (count, 2 * inner, hidden // 2) or hidden % BLOCK or inner % BLOCK:
+    if tuple(w13.shape) != (count, 2 * inner, hidden // 2):
         raise ShapeMismatch(f"experts are {tuple(w13.shape)} and {tuple(w2.shape)}")
     layer = Laying(count, hidden, inner, w13.device)
     for place in range(count):

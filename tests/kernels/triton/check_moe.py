@@ -197,5 +197,7 @@ def test_cuts_must_fit() -> None:
 def test_shapes_are_checked() -> None:
     with pytest.raises(ShapeMismatch):
         laid_experts(*fp4_weight(1, 2, 256, 128), *fp4_weight(2, 2, 128, 256))
+    with pytest.raises(ShapeMismatch, match="192 x 128"):
+        laid_experts(*fp4_weight(1, 1, 256, 192), *fp4_weight(2, 1, 192, 128))
     with pytest.raises(ShapeMismatch):
         routing.route(torch.zeros(1, 4), torch.zeros(1), None, None, 2, 1.0)
