@@ -18,14 +18,20 @@ from engine.model.ops import TorchOps
 KERNELS_SHOWN = 24
 
 PARTS = {
-    "experts": ("_gate_up", "_down", "_round", "_count", "_sort", "_combine", "_join", "_route"),
-    "dense products": (
-        "_linear", "_linear_row", "_sum", "_quantise", "_swiglu", "_library_scales", "_decode_weight", "gemm",
-        "cutlass", "nvjet", "cublas",
+    "experts": (
+        "_route", "_count", "_sort", "_sort_scales", "_quantise_words", "_clear", "_gate_up", "_code",
+        "_down", "_combine", "_join",
     ),
-    "hyper-connections": ("_mix", "_gates", "_collapse", "_post", "_weights"),
-    "attention": ("_attend", "_combine_parts", "_rotate", "_store", "_rms_norm"),
-    "compressors": ("_close_c4", "_close_c128"),
+    "dense products": (
+        "_linear", "_linear_row", "_sum", "_quantise", "_swiglu", "_library_scales", "_decode_weight",
+        "_project", "_add", "gemm", "cutlass", "nvjet", "cublas",
+    ),
+    "hyper-connections": ("_mix", "_mix_row", "_enter", "_collapse", "_post"),
+    "attention": (
+        "_attend", "_attend_coded", "_combine_parts", "_turns", "_rotate", "_store", "_store_and_norm",
+        "_rms_norm", "_entry_rows",
+    ),
+    "compressors": ("_close_c4", "_close_c128", "_commit_c4", "_commit_c128"),
     "indexer": ("_index_scores", "_select", "_round_queries"),
     "between ranks": ("nccl", "_pack", "_unpack"),
 }  # fmt: skip

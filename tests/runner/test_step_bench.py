@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import re
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from bench.step import FLASH, StepFailed, _hear, slowest
 from bench.step_case import Case, Context, cases, filled, planned, shortened
 from bench.step_floor import Routed, Work, context_work, experts_work, weights_work
 from bench.step_rank import Job, measure
-from bench.step_time import parts_of
+from bench.step_time import PARTS, parts_of
 from engine.config import Settings
 from engine.memory.pools import KVState
 from engine.model.config import ModelConfig
@@ -30,6 +32,7 @@ from engine.model.tensor_specs import Role
 from tests.runner.faulty_parts import Asked, AskedJob, planted_rank, unloadable_rank
 
 CPU = torch.device("cpu")
+KERNELS = Path(__file__).parents[2] / "engine/kernels/triton"
 TINY = {
     "vocab_size": 256, "hidden_size": 64, "moe_intermediate_size": 64, "num_attention_heads": 2,
     "head_dim": 64, "qk_rope_head_dim": 32, "q_lora_rank": 32, "o_groups": 1, "o_lora_rank": 32,
@@ -173,6 +176,13 @@ def test_kernels_are_summed_by_what_they_are_for() -> None:
     assert told == {
         "experts": 2.0, "dense products": 1.25, "between ranks": 0.5, "other": 0.125, "attention": 0.125,
     }  # fmt: skip
+
+
+def test_every_kernel_of_a_forward_is_for_something() -> None:
+    choosing = ("accept", "draws", "logits", "markov", "masks")
+    files = [path for path in KERNELS.glob("*.py") if not path.stem.startswith(choosing)]
+    launched = {name for path in files for name in re.findall(r"\b(_\w+)\[(?:grid|\()", path.read_text())}
+    assert launched == {name for name in chain(*PARTS.values()) if name.startswith("_")}
 
 
 def test_the_slowest_rank_gives_the_row_and_a_failed_one_its_words() -> None:
