@@ -30,6 +30,9 @@ from engine.model.expert_weights import MoeWeights
 from engine.model.quantised import Fp4Experts, Fp8Weight, Weight
 from engine.model.weights import HeadWeights, MhcWeights
 
+LEAST = (9, 0)
+"""Compute capability: kernels tell when the next one's programs may be placed."""
+
 
 class TritonOps(TritonAttentionOps):
     """Kernels of an NVIDIA device; interpreted where TRITON_INTERPRET is set. Activations are bfloat16.
@@ -162,3 +165,6 @@ def check_device(device: torch.device, dtype: torch.dtype) -> None:
         raise ConfigError(
             f"Triton kernels take bfloat16 on a device (or with TRITON_INTERPRET=1), not {dtype} on {device}"
         )
+    if device.type == "cuda" and (found := torch.cuda.get_device_capability(device)) < LEAST:
+        least, told = (".".join(map(str, capability)) for capability in (LEAST, found))
+        raise ConfigError(f"Triton kernels take compute capability {least}, not {told}: add --kernels torch")

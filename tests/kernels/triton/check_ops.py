@@ -176,6 +176,14 @@ def test_swiglu_is_the_products_input() -> None:
     assert distance(codes.float(), right[0].float()) < 4e-3
 
 
+def test_kernels_refuse_older_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 9))
+    with pytest.raises(ConfigError, match=r"9\.0, not 8\.9"):
+        check_device(torch.device("cuda"), BF16)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (10, 0))
+    check_device(torch.device("cuda"), BF16)
+
+
 def test_kernels_refuse_other_types() -> None:
     with pytest.raises(ConfigError, match="float32"):
         check_device(torch.device("cuda"), torch.float32)
