@@ -30,7 +30,9 @@ def warm_up(runner: StepRunner, settings: Settings, say: Callable[[str], None]) 
         choose_threads(settings.threads, torch.set_num_threads, steps.plain, say, settings.dp_size)
     else:
         steps.plain()
-        steps.prompts(settings.chunked_prefill_size)
+        context = settings.context_length or runner.state.config.max_position_embeddings
+        # None is larger than what is admitted: those were measured, and the cache has the rest.
+        steps.prompts(min(settings.chunked_prefill_size, context))
     block = 0 if runner.speculation is None else runner.speculation.block
     if block:
         steps.draft(block)

@@ -4,10 +4,23 @@ from __future__ import annotations
 
 import pytest
 
+from engine.config import Settings
 from engine.messages import RunStep, StepDone
 from engine.model.model import DeepseekV4
-from engine.warm_up import _WarmSteps, chunk_sizes
+from engine.warm_up import _WarmSteps, chunk_sizes, warm_up
 from tests.machines.test_rank_with_model import Served, submit
+
+
+def noted(served: Served, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Tokens of each step that runs from now on."""
+    ran, execute = list[int](), served.runner.execute
+
+    def run(job: RunStep) -> StepDone:
+        ran.append(len(job.tokens) // 4)
+        return execute(job)
+
+    monkeypatch.setattr(served.runner, "execute", run)
+    return ran
 
 
 def test_every_cut_of_up_to_the_largest_chunk_has_a_size() -> None:
@@ -26,14 +39,8 @@ def test_prompts_of_all_sizes_run_and_requests_get_what_they_get_without(
     native: DeepseekV4, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wanted = Served(native, 20, 1024).run(submit(1, 20, 9), submit(2, 126, 9))
-    served, ran = Served(native, 20, 1024), list[int]()
-    execute = served.runner.execute
-
-    def noted(job: RunStep) -> StepDone:
-        ran.append(len(job.tokens) // 4)
-        return execute(job)
-
-    monkeypatch.setattr(served.runner, "execute", noted)
+    served = Served(native, 20, 1024)
+    ran = noted(served, monkeypatch)
     _WarmSteps(served.runner).prompts(1024)
     assert ran == chunk_sizes(1024)
     monkeypatch.undo()
@@ -43,3 +50,13 @@ def test_prompts_of_all_sizes_run_and_requests_get_what_they_get_without(
 def test_a_cache_with_less_room_takes_what_fits(native: DeepseekV4) -> None:
     served = Served(native, 3, 1024)
     _WarmSteps(served.runner).prompts(1024)
+
+
+def test_no_prompt_is_longer_than_a_request_may_be(
+    native: DeepseekV4, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served = Served(native, 20, 1024)
+    ran = noted(served, monkeypatch)
+    settings = Settings(device="cuda", chunked_prefill_size=1024, context_length=100)
+    warm_up(served.runner, settings, lambda text: None)
+    assert max(ran) == 100
