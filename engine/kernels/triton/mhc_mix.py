@@ -110,7 +110,7 @@ def _mix(
 @triton.jit
 def _mix_row(
     x, fn, y, post, comb, out, mixed, squares, rows, hidden,
-    SPLIT: tl.constexpr, WIDE: tl.constexpr, OUTPUTS: tl.constexpr, LEFT: tl.constexpr,
+    WIDE: tl.constexpr, OUTPUTS: tl.constexpr, LEFT: tl.constexpr,
 ):  # fmt: skip
     """As `_mix` of one row, on which a sub-block's result may be spent first: without the matrix unit nothing
     passes through shared memory."""
@@ -187,7 +187,7 @@ def mix(
     if cut.rows == 1:
         y, post, comb = (streams,) * 3 if result is None else (result.y, result.post, result.comb)
         _mix_row[(rows, cut.split)](
-            streams, fn, y, post, comb, out, mixed, squares, rows, hidden, cut.split, cut.wide, len(fn),
+            streams, fn, y, post, comb, out, mixed, squares, rows, hidden, cut.wide, len(fn),
             result is not None, num_warps=cut.warps, **ahead(rows),
         )  # fmt: skip
     else:

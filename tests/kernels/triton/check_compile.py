@@ -76,7 +76,7 @@ CASES: dict[str, tuple[Any, dict[str, str], dict[str, Any]]] = {
     ),
     "mix": (mhc_mix._mix, {}, {"SPLIT": 16, "ROWS": 16, "WIDE": 64, "OUTPUTS": 24}),
     "mix fp32": (mhc_mix._mix, {"x": "*fp32"}, {"SPLIT": 16, "ROWS": 16, "WIDE": 64, "OUTPUTS": 24}),
-    "mix row": (mhc_mix._mix_row, {}, {"SPLIT": 64, "WIDE": 64, "OUTPUTS": 24, "LEFT": True}),
+    "mix row": (mhc_mix._mix_row, {}, {"WIDE": 64, "OUTPUTS": 24, "LEFT": True}),
     "enter": (
         mhc_enter._enter, {"codes": "*fp8e4nv", "scales": "*fp32"},
         {**ENTERED, "SPLIT": 64, "ROWS": 2, "KIND": 0},
