@@ -108,9 +108,8 @@ class SteadyOps(TritonOps):
 
     def expert_rows(self, x: Tensor, ids: Tensor, weights: Tensor, moe: MoeWeights, limit: float) -> Tensor:
         """As TritonOps.expert_rows. raises ConfigError where they aren't in FP4"""
-        own, all_of_them = _in_fp4(moe), len(moe.gate)
-        shape = grouped.shape_for(STEADY, own.count)
-        return grouped.choice_rows(x, ids, weights, own, limit, all_of_them, shape)
+        own = _in_fp4(moe)
+        return grouped.choice_rows(x, ids, weights, own, limit, shape=grouped.shape_for(STEADY, own.count))
 
     def shared_expert(self, x: Rows, moe: MoeWeights, limit: float) -> Tensor:
         """As TritonOps.shared_expert."""
