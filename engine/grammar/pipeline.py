@@ -27,7 +27,9 @@ from engine.runner.columns import Int
 from engine.runner.edits import MaskWords
 from engine.runner.masking import MaskGroups, Masks
 
-BUDGET_S = 0.05
+BUDGET_S, TOKEN_S = 0.05, 5e-6
+"""Where each token has to be tried for a row, that takes 0.7 us a token; with a large vocabulary a budget lets
+a block of rows through, too."""
 
 NOBODY = -1
 
@@ -39,7 +41,8 @@ class Pipeline:
     think_end  token that ends a reasoning; None: the model has none
     slots      of the cache
     rows       most rows of one slot that a step chooses tokens from: drafts and one more
-    budget_s   processor time that one request's rows, or its kept tokens, may take of a step
+    budget_s   processor time that one request's rows, or its kept tokens, may take of a step; None: by the
+               vocabulary
     counters   for metrics
     """
 
@@ -51,8 +54,9 @@ class Pipeline:
         device: torch.device,
         slots: int,
         rows: int,
-        budget_s: float = BUDGET_S,
+        budget_s: float | None = None,
     ) -> None:
+        budget_s = max(BUDGET_S, TOKEN_S * vocab_size) if budget_s is None else budget_s
         self._thread = MaskThread(vocab_size, stop_ids, device, slots * rows, budget_s)
         self.counters = self._thread.counters
         self._stops, self._think_end = frozenset(stop_ids), think_end

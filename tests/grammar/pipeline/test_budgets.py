@@ -7,10 +7,12 @@ import time
 from collections.abc import Iterator
 
 import pytest
+import torch
 
 from engine.grammar import matchers
 from engine.grammar.key import GrammarKey
 from engine.grammar.matchers import Matcher, MatcherBatch
+from engine.grammar.pipeline import Pipeline
 from engine.grammar.pipeline_request import FORGETS, Constrained
 from tests.grammar.pipeline.stage import matcher_of
 from tests.grammar.pipeline.test_blocks import LETTERS, STOP, A, B, C, Steps
@@ -102,3 +104,13 @@ def test_a_request_that_is_forgiven_changes_nothing_for_others(
     assert set(found.failed) == {1}
     assert rows == [[B], [C], [], []]
     assert not left
+
+
+def test_a_large_vocabulary_has_a_budget_for_a_block_whose_tokens_are_all_tried() -> None:
+    small, large = (Pipeline(size, [1], None, torch.device("cpu"), 2, 6) for size in (8192, 129_280))
+    try:
+        assert small._thread._budget_s == 0.05
+        assert large._thread._budget_s > 6 * 0.09
+    finally:
+        small.close()
+        large.close()
