@@ -28,8 +28,8 @@ from engine.runner.edits import MaskWords
 from engine.runner.masking import MaskGroups, Masks
 
 BUDGET_S, TOKEN_S = 0.05, 5e-6
-"""Where each token has to be tried for a row, that takes 0.7 us a token; with a large vocabulary a budget lets
-a block of rows through, too."""
+"""A budget is at least so much, and for each token. Where all are tried for a row, that takes 0.7 us a token:
+a block of rows has to get through with a large vocabulary, too."""
 
 NOBODY = -1
 
