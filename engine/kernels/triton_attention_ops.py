@@ -100,11 +100,11 @@ class TritonAttentionOps(TorchOps):
 
     def commit_c4(self, ring: Tensor, raw: Tensor, rows: CommitRows, lens: Tensor) -> None:
         """As TorchOps.commit_c4."""
-        commit_c4(ring, raw, _committed(rows, lens), self.faults)
+        commit_c4(ring, raw, committed(rows, lens), self.faults)
 
     def commit_c128(self, states: Tensor, raw: Tensor, rows: CommitRows, lens: Tensor) -> None:
         """As TorchOps.commit_c128."""
-        commit_c128(states, raw, _committed(rows, lens), self.faults)
+        commit_c128(states, raw, committed(rows, lens), self.faults)
 
     def index_queries(
         self, q: Tensor, turns: Tensor, weights: Tensor, rounding: Rounding, coded: bool,
@@ -154,5 +154,6 @@ def _to_fp4(rounding: Rounding) -> bool:
     return rounding.simulated
 
 
-def _committed(rows: CommitRows, lens: Tensor) -> Committed:
+def committed(rows: CommitRows, lens: Tensor) -> Committed:
+    """What a step commits, as kernels take it."""
     return Committed(rows.slots, rows.starts, rows.first_rows, rows.counts, lens)

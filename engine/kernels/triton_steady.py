@@ -13,18 +13,23 @@ from torch import Tensor
 from engine.errors import ConfigError
 from engine.kernels.triton import experts as grouped
 from engine.kernels.triton.attend import MANY, attend
+from engine.kernels.triton.compress_c128 import close_c128
+from engine.kernels.triton.compress_commit import commit_c128
 from engine.kernels.triton.head import collapse
 from engine.kernels.triton.index_scores import ScoreShape, index_scores
 from engine.kernels.triton.linear import LinearShape, linear_bf16, linear_coded, multiprocessors, shape_for
 from engine.kernels.triton.mhc import mhc_next, mhc_pre
 from engine.kernels.triton.mhc_mix import MixShape, Result, block_shape
 from engine.kernels.triton.quantise import quantise, swiglu
+from engine.kernels.triton_attention_ops import committed
 from engine.kernels.triton_ops import TritonOps
 from engine.model.coded_rows import CodedRows, Rows, values_of
 from engine.model.expert_weights import MoeWeights
 from engine.model.invariant import tiled
 from engine.model.keys import AnyKeys, Keys, counts
 from engine.model.quantised import Fp4Experts, Fp8Weight, Weight
+from engine.model.rounding import Rounding
+from engine.model.step import C128Entries, CommitRows
 from engine.model.weights import HeadWeights, MhcWeights
 
 STEADY = 16
@@ -76,6 +81,18 @@ class SteadyOps(TritonOps):
         """As TritonOps.index_scores."""
         seen = keys.bias if isinstance(keys, Keys) else counts(keys, q)
         return index_scores(q, head_weights, keys.pool, keys.scales, keys.rows, seen, self.faults, SCORES)
+
+    def close_c128(
+        self, states: Tensor, pending: Tensor, entries: C128Entries, turns: Tensor, norm: Tensor, eps: float,
+        pool: Tensor, rounding: Rounding,
+    ) -> None:  # fmt: skip
+        """As TritonOps.close_c128, row by row: steps may cut a window anywhere."""
+        simulated = rounding.simulated
+        close_c128(states, pending, entries, turns, norm, eps, pool, self.faults, simulated, together=1)
+
+    def commit_c128(self, states: Tensor, raw: Tensor, rows: CommitRows, lens: Tensor) -> None:
+        """As TritonOps.commit_c128, row by row."""
+        commit_c128(states, raw, committed(rows, lens), self.faults, together=1)
 
     def mhc_pre(
         self, streams: Tensor, mhc: MhcWeights, iterations: int, hc_eps: float, eps: float

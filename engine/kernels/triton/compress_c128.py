@@ -29,7 +29,7 @@ from engine.model.compressor import EMPTY_MAX
 from engine.model.step import C128Entries
 
 ROWS = 16
-"""Step rows that are folded at once."""
+"""Step rows that are folded at once. One at a time: how a window was cut into steps changes no bit."""
 LISTS = ["slots", "fresh", "firsts", "counts", "out_rows"]
 """Of a step: they begin where their upload put them."""
 
@@ -99,7 +99,7 @@ def _close_c128(
 
 def close_c128(
     states: Tensor, pending: Tensor, entries: C128Entries, turns: Tensor, norm: Tensor, eps: float,
-    pool: Tensor, faults: Tensor, simulated: bool,
+    pool: Tensor, faults: Tensor, simulated: bool, together: int = ROWS,
 ) -> None:  # fmt: skip
     """Writes the c128 entries of windows that close in the step to their pool; states stay as they are.
 
@@ -110,6 +110,7 @@ def close_c128(
     norm     [D] float32
     pool     as `latent_rows` takes it, with `simulated`
     faults   int32 [1]: SLOT, STEP_ROW, LENGTH and OUT_ROW are added; an entry with a fault isn't written
+    together step rows that are folded at once, a power of two
     raises   ShapeMismatch
     """
     count, half, width = entries.out_rows.shape[0], turns.shape[-1], norm.shape[0]
@@ -124,5 +125,5 @@ def close_c128(
         states, pending, entries.slots, entries.fresh.view(torch.uint8), entries.firsts, entries.counts,
         entries.out_rows, turn_pairs(turns), norm, faults, pool, states.shape[0], pending.shape[0],
         pool.shape[0], width, width - 2 * half, half, way.row_size, way.scales_at, eps, way.form, way.wide,
-        ROWS, 128, EMPTY_MAX, num_warps=8, **ahead(count),
+        together, 128, EMPTY_MAX, num_warps=8, **ahead(count),
     )  # fmt: skip

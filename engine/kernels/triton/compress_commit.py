@@ -21,7 +21,7 @@ from engine.model.compressor import EMPTY_MAX
 RING, WINDOW, CHANNELS = 8, 128, 512
 COLUMNS = ["slots", "starts", "firsts", "counts", "lens"]
 ROWS = 8
-"""Step rows that are folded at once: as many as a verified draft has."""
+"""Step rows that are folded at once, as in `compress_c128`: as many as a verified draft has."""
 
 
 @dataclass(frozen=True)
@@ -103,12 +103,15 @@ def _commit_c4(
     tl.store(ring + (layer * slot_count * RING + place) * width + channel, row, mask=held)
 
 
-def commit_c128(states: Tensor, pending: Tensor, step: Committed, faults: Tensor) -> None:
+def commit_c128(
+    states: Tensor, pending: Tensor, step: Committed, faults: Tensor, together: int = ROWS
+) -> None:
     """Folds the committed rows of each request's open window into its state, in place.
 
     states   [L, S, 3, D] float32: running maximum, sum of weights, weighted latent
     pending  [L, T, 2 D] float32: latent, then score
     faults   int32 [1]: SLOT, STEP_ROW and LENGTH are added; a request with a fault changes nothing
+    together step rows that are folded at once, a power of two
     raises   ShapeMismatch
     """
     layers, slot_count, _, width = states.shape
@@ -119,7 +122,7 @@ def commit_c128(states: Tensor, pending: Tensor, step: Committed, faults: Tensor
         wide = min(CHANNELS, triton.next_power_of_2(width))
         _commit_c128[(step.slots.shape[0], layers, triton.cdiv(width, wide))](
             states, pending, step.slots, step.starts, step.firsts, step.counts, step.lens, faults, slot_count,
-            pending.shape[1], width, wide, ROWS, WINDOW, EMPTY_MAX,
+            pending.shape[1], width, wide, together, WINDOW, EMPTY_MAX,
         )  # fmt: skip
 
 

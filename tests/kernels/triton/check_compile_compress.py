@@ -36,7 +36,9 @@ CASES: dict[str, tuple[Any, dict[str, str], dict[str, Any]]] = {
         {"FORM": 2, "KEY_FORM": 2, "ITEMS": 8, "WIDE": 512, "KEY_WIDE": 128, "STAGES": 7, "KEY_GROUP": 32},
     ),
     "close c128": (compress_c128._close_c128, CODED, {"FORM": 2, **WINDOW}),
+    "close c128 row by row": (compress_c128._close_c128, CODED, {"FORM": 2, **WINDOW, "ROWS": 1}),
     "commit c128": (compress_commit._commit_c128, {}, WINDOW),
+    "commit c128 row by row": (compress_commit._commit_c128, {}, {**WINDOW, "ROWS": 1}),
     "commit c4": (compress_commit._commit_c4, {}, {"WIDE": 1024, "RING": 8}),
     "entry rows": (
         entry_rows._entry_rows, {"pages": "*i32", "entries": "i32", "out": "*i32"}, {"PAGE": 64, "WIDE": 1024}
@@ -61,7 +63,7 @@ CASES: dict[str, tuple[Any, dict[str, str], dict[str, Any]]] = {
 }  # fmt: skip
 
 
-WARPS = {"close c128": 8, "select of parts": 8}
+WARPS = {"close c128": 8, "close c128 row by row": 8, "select of parts": 8}
 """Of a program; of the others 4."""
 
 
