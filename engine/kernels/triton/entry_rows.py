@@ -52,7 +52,8 @@ def entry_rows(
     raises      ShapeMismatch
     """
     blocks, columns = pages.shape
-    if entries > columns * page_rows or tuple(visible.shape) != (blocks,) or not pages.is_contiguous():
+    even = pages.is_contiguous() and visible.is_contiguous()
+    if entries > columns * page_rows or tuple(visible.shape) != (blocks,) or not even:
         raise ShapeMismatch(
             f"{entries} entries of pages {tuple(pages.shape)}, visible {tuple(visible.shape)}"
         )

@@ -46,7 +46,7 @@ def _turns(
 def turns(positions: Tensor, table: Tensor) -> Tensor:
     """Rotations at positions, complex64 [n, 1, r / 2].
 
-    positions  [n] int64 or int32
+    positions  [n] int64 or int32, contiguous
     table      float32 [r / 2]: the angle of one position
     raises     ShapeMismatch
     """
@@ -59,7 +59,8 @@ def turns_and_back(positions: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _run(positions: Tensor, table: Tensor, *, back: bool) -> tuple[Tensor, Tensor]:
-    if positions.dim() != 1 or table.dim() != 1 or table.dtype != torch.float32:
+    ragged = positions.dim() != 1 or not positions.is_contiguous()
+    if ragged or table.dim() != 1 or table.dtype != torch.float32:
         raise ShapeMismatch(f"positions {tuple(positions.shape)}, table {table.dtype} {tuple(table.shape)}")
     rows, half = len(positions), len(table)
     out = torch.empty(rows, 1, half, dtype=torch.complex64, device=positions.device)

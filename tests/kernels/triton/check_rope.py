@@ -39,6 +39,8 @@ def test_turns_of_far_positions(half: int) -> None:
     assert torch.equal(back, forward.conj().resolve_conj())
     assert torch.equal(by_kernel.turns(positions, table), forward)
     assert by_kernel.turns(positions[:0], table).shape == (0, 1, half)
+    with pytest.raises(ShapeMismatch):
+        by_kernel.turns(positions[::2], table)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
