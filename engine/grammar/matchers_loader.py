@@ -7,6 +7,9 @@ within the limits. It can't be killed: one that is late fails its requests and g
 
 from __future__ import annotations
 
+import os
+import sys
+import threading
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +21,7 @@ from engine.actors.grammar_keys import GrammarLimits
 from engine.errors import EngineError
 from engine.grammar.compiler import Compiler, compiled_of
 from engine.grammar.matchers import Matcher
+from engine.grammar.worker import NICENESS
 from engine.messages import (
     GrammarArtifact,
     GrammarBroken,
@@ -53,7 +57,7 @@ class MatcherLoader:
         self._core = Grammars(limits, workers="loaders")
         self._post = post
         self._now_s = now_s
-        self._threads = ThreadPoolExecutor(limits.workers, thread_name_prefix="grammar loader")
+        self._threads = ThreadPoolExecutor(limits.workers, "grammar loader", stand_behind)
         self._artifacts: dict[str, GrammarArtifact] = {}
         self._give: dict[int, Give] = {}
 
@@ -114,3 +118,9 @@ class MatcherLoader:
         except Exception as error:  # Whatever the library raises is this grammar's failure alone (I15).
             answer = GrammarBroken(job, "failed", f"{type(error).__name__}: {error}"[:300])
         self._post(lambda: self._tell(answer))
+
+
+def stand_behind() -> None:
+    """This thread runs where those of scheduler, device and loop leave a processor, as compilers do."""
+    if sys.platform == "linux":
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
