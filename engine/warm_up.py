@@ -11,6 +11,7 @@ from engine.config import PAGE_TOKENS, Settings
 from engine.errors import CheckpointError
 from engine.memory.pages import pages_for
 from engine.messages import RunStep, Sampling, SlotBind, StepDone
+from engine.model.config import C4
 from engine.runner.step import StepRunner
 from engine.threads import choose_threads
 
@@ -33,6 +34,7 @@ def warm_up(runner: StepRunner, settings: Settings, say: Callable[[str], None]) 
         context = settings.context_length or runner.state.config.max_position_embeddings
         # None is larger than what is admitted: those were measured, and the cache has the rest.
         steps.prompts(min(settings.chunked_prefill_size, context))
+        runner.model.ops.warm(context // C4, runner.state.config.index_topk)
     block = 0 if runner.speculation is None else runner.speculation.block
     if block:
         steps.draft(block)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from engine.errors import ConfigError
@@ -13,6 +14,7 @@ from engine.kernels.triton.compress_entry import IndexPool
 from engine.kernels.triton.entry_rows import entry_rows
 from engine.kernels.triton.index_queries import code_queries, round_queries
 from engine.kernels.triton.index_scores import index_scores
+from engine.kernels.triton.linear import multiprocessors
 from engine.kernels.triton.norm import norm_rows, rms_norm
 from engine.kernels.triton.rope import q_norm_rope, rotate
 from engine.kernels.triton.select_entries import select_in_order, select_rows
@@ -32,6 +34,15 @@ class TritonAttentionOps(TorchOps):
     """
 
     faults: Tensor
+
+    def warm(self, entries: int, count: int) -> None:
+        """As TorchOps.warm: what selects is compiled for each power of two of entries, few rows or many."""
+        columns, many = count, multiprocessors(self.faults.device) + 1
+        while columns < 2 * entries:
+            for queries in (1, many):
+                scores = torch.zeros(queries, 1, columns, device=self.faults.device)
+                self.select_rows(scores, scores.squeeze(1).to(torch.int32), count)
+            columns *= 2
 
     def rms_norm(self, x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
         """As TorchOps.rms_norm."""

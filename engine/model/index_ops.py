@@ -57,6 +57,9 @@ class IndexOps(AttentionOps):
             out[some] = torch.bmm(weights, dots.view(-1, heads, entries)).view(-1, width, entries)
         return out.add_(keys.bias)
 
+    def warm(self, entries: int, count: int) -> None:
+        """Before the first request: compiles what selecting `count` of up to `entries` needs, if anything."""
+
     def select(self, scores: Tensor, count: int) -> Tensor:
         """Indices of the `count` largest of scores [..., N], in any order; [..., count] int64."""
         return scores.topk(count, dim=-1, sorted=False).indices

@@ -191,14 +191,30 @@ def test_the_serial_form_is_kept_where_loading_it_was_measured_to_pay(
     assert compiler().probe(compiler().load(again.artifact)) == again.artifact.probe
 
 
+def test_a_grammar_that_is_larger_than_any_serial_form_that_is_kept_gets_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Making it may take gigabytes, and the worker."""
+    serial_forms_pay(monkeypatch)
+    size = compiler().compile(strings("a")).memory_size_bytes()
+    monkeypatch.setattr(worker_job, "MOST_RAW_BYTES", size - 1)
+    outcome, finished = job(tmp_path, strings("a"))
+    assert outcome.artifact is not None
+    assert outcome.artifact.memory_bytes == size
+    assert "serialize" not in finished.seconds
+    assert not finished.retires
+    again, _ = job(tmp_path, strings("a"))
+    assert again.source == "local_compile_marker"
+
+
 def test_a_serial_form_that_takes_too_long_to_make_is_not_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its marker is in the store before anything else is tried, and the worker that is still busy retires."""
     monkeypatch.setattr(worker_job, "SERIALIZE_SHARE", 0.01)
-    outcome, finished = job(tmp_path, wide(500))
+    outcome, finished = job(tmp_path, wide(400))
     assert finished.retires
-    assert store_in(tmp_path).read(wide(500)) == outcome.artifact
+    assert store_in(tmp_path).read(wide(400)) == outcome.artifact
     for thread in threading.enumerate():
         if thread.name == "serialize":
             thread.join()
@@ -206,7 +222,7 @@ def test_a_serial_form_that_takes_too_long_to_make_is_not_waited_for(
     async def act(found: Running) -> None:
         # Where the host stands still within a compile, that seems to take as long as the serial form.
         for number in range(3):
-            assert await found.source(wide(501 + number)) == "compile"
+            assert await found.source(wide(401 + number)) == "compile"
             assert await found.source(word(f"after{number}")) == "compile"
             await found.finished(2 * (number + 1))
             if found.service.counters.worker_ends["retired"]:

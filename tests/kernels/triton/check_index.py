@@ -13,6 +13,7 @@ from engine.kernels.triton.faults import Fault, no_faults
 from engine.kernels.triton.index_queries import code_queries, round_queries
 from engine.kernels.triton.index_scores import ScoreShape, index_scores
 from engine.kernels.triton.select_entries import select_in_order, select_rows
+from engine.kernels.triton_ops import TritonOps
 from engine.model.ops import TorchOps
 from tests.kernels.triton.cases import DEVICE, distance, seeded
 
@@ -216,3 +217,18 @@ def test_shapes_of_selection_are_checked() -> None:
     ):  # fmt: skip
         with pytest.raises(ShapeMismatch):
             select_in_order(scores, count, part)
+
+
+def test_every_size_of_selection_is_run_before_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sizes are powers of two from what is chosen to what holds all entries."""
+    ops, ran = TritonOps(torch.device(DEVICE)), list[int]()
+    select = ops.select_rows
+
+    def noted(scores: Tensor, rows: Tensor, count: int) -> Tensor:
+        ran.append(scores.shape[2])
+        return select(scores, rows, count)
+
+    monkeypatch.setattr(ops, "select_rows", noted)
+    ops.warm(100, 16)
+    assert sorted(set(ran)) == [16, 32, 64, 128]
+    TorchOps().warm(100, 16)
