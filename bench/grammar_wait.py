@@ -37,7 +37,7 @@ PAIRS = 9
 FREE_TOKENS = 768
 PATIENT_S = 60.0
 FIELDS = 256
-"""Of a schema, each with a pattern: about a second of compiling."""
+"""Of a schema, each with a pattern of its own letters, so that no two share a rule: two seconds of compiling."""
 
 
 @dataclass
@@ -169,7 +169,8 @@ async def slow(gate: Gate) -> Wish:
 
 
 def _pattern(number: int) -> str:
-    return f"^[a-z]{{1,{20 + number % 30}}}(-[0-9]{{2,{10 + number % 20}}})?$"
+    first, last = chr(ord("a") + number % 13), chr(ord("n") + number // 13 % 13)
+    return f"^[{first}-{last}]{{1,{38 + number % 8}}}(-[0-9]{{2,{10 + number % 20}}})?$"
 
 
 def others(wish: Wish) -> Iterator[Wish]:
