@@ -37,7 +37,7 @@ PAIRS = 9
 FREE_TOKENS = 768
 PATIENT_S = 60.0
 FIELDS = 256
-"""Of a schema, each with a pattern of its own letters, so that no two share a rule: two seconds of compiling."""
+"""Of a schema, each with a pattern of its own letters: none shares a rule, so a compile takes two seconds."""
 
 
 @dataclass
