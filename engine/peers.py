@@ -19,7 +19,7 @@ from engine.actors.links import Link
 from engine.actors.mailbox import Mailbox
 from engine.actors.process import Process
 from engine.actors.wire import ByteStream
-from engine.errors import EngineError, ExchangeError, PeerDead
+from engine.errors import EngineError, ExchangeClosed, ExchangeError, PeerDead
 from engine.exchange import STEP, Exchange
 from engine.exchange.lines import PeerLines
 from engine.exchange.meter import ExchangeMeter
@@ -117,10 +117,19 @@ class ExchangeRef:
         self._lines: PeerLines | None = None
         self.ready = anyio.Event()
         self._epoch = -1
+        self._left = False
 
     def tell(self, msg: Message) -> None:
-        """Publishes what this rank wants, once an epoch; a failure comes back to the core as `PeerDown`."""
-        if not isinstance(msg, Peer) or msg.epoch == self._epoch or self._lines is None:
+        """Publishes what this rank wants, once an epoch; a failure comes back to the core as `PeerDown`.
+
+        So does one that nobody is left to answer: a rank that fails between two rounds leaves in good order.
+        """
+        if not isinstance(msg, Peer) or msg.epoch == self._epoch:
+            return
+        if self._lines is None:
+            if self._left:
+                text = f"the other ranks have left, and none answers in epoch {msg.epoch}"
+                self._mailbox.tell(PeerDown(-1, ExchangeClosed.__name__, text))
             return
         self._epoch = msg.epoch
         self._meter.offered()
@@ -143,6 +152,7 @@ class ExchangeRef:
             self._lines = PeerLines(exchange, {STEP: lambda heard: self._mailbox.tell(Peer(*heard))}, timers)
             self.ready.set()
             await self._lines.run()
+            self._left = True
         except EngineError as error:
             self._meter.failed(error)
             await self._mailbox.offer(_down(error))
