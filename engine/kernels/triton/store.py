@@ -40,7 +40,7 @@ def _stored(
     held = row < rows
     factor = tl.load(weight + channel, mask=channel < columns, other=0.0)[None, :]
     await_previous()
-    place = tl.load(places + row, mask=held, other=0)
+    place = tl.load(places + row, mask=held, other=0).to(tl.int64)
     report(faults, flag(any_of((place < -1) | (place >= pool_rows)), LATENT_ROW))
     # Row 0 stays zero: absent keys point there.
     kept = held & (place > 0) & (place < pool_rows)
