@@ -54,6 +54,13 @@ class Upload:
         return self.tensor(column if column.dtype == np.int64 else column.astype(np.int64))
 
 
+def padded(column: Int, size: int) -> Int:
+    """The column [n] with zeros behind it, [size]."""
+    out = np.zeros(size, column.dtype)
+    out[: column.size] = column
+    return out
+
+
 def unroll(batch: ForwardBatch) -> RowColumns:
     """Row columns of a batch, padded rows last."""
     counts, starts, slots = (c.astype(np.int64) for c in (batch.counts, batch.starts, batch.slots))

@@ -16,17 +16,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.errors import DeviceFailed
 from engine.model.draft import Choose, Drafted, DraftRows, InjectRows, greedy
 from engine.model.draft_dspark import DSparkDrafter
 from engine.model.draft_ring import BlockShape, DraftState, to_device
-from engine.runner.columns import Int
+from engine.runner.columns import padded
+from engine.runner.recorded import Recorded
 
 if TYPE_CHECKING:
     from torch.cuda import _POOL_HANDLE
 
 
-class RecordedPass:
+class RecordedPass(Recorded):
     """The stages for blocks of so many requests, over shared memory.
 
     anchors  int64 [B]; packed int64 [sum of shape.parts]; hidden [B, gamma, H]
@@ -39,26 +39,10 @@ class RecordedPass:
         anchors, packed, hidden = shared
         self.anchors, self.packed = anchors[: shape.requests], packed[: sum(shape.parts)]
         self.hidden = hidden[: shape.requests]
-        self._graph: torch.cuda.CUDAGraph | None = None
-        self._addresses = self._now()
+        super().__init__(f"a draft of {shape.requests}")
 
     def _now(self) -> tuple[int, ...]:
         return tuple(part.data_ptr() for part in (self.anchors, self.packed, self.hidden, self._state.pool))
-
-    @torch.inference_mode()
-    def record(self, pool: _POOL_HANDLE | None) -> None:
-        """Runs once on what is there, which compiles what isn't, and captures on a device.
-
-        pool  of the device's graphs; None on the CPU
-        """
-        self._step()
-        if pool is None:
-            return
-        graph = torch.cuda.CUDAGraph()
-        # Other threads, NCCL's among them, may ask the device for events meanwhile.
-        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
-            self._step()
-        self._graph = graph
 
     @torch.inference_mode()
     def run(self, anchors: Tensor, packed: Tensor) -> Tensor:
@@ -66,26 +50,16 @@ class RecordedPass:
 
         raises  DeviceFailed where memory has moved that the pass reads
         """
-        if self._now() != self._addresses:
-            raise DeviceFailed(f"a draft of {self.shape.requests} was recorded over memory that has moved")
+        self._check()
         count = anchors.shape[0]
         self.anchors[:count].copy_(anchors)
         self.anchors[count:].fill_(self._drafter.noise)
         self.packed.copy_(packed)
-        if self._graph is None:
-            self._step()
-        else:
-            self._graph.replay()
+        self._again()
         return self.hidden[:count]
 
     def _step(self) -> None:
         self.hidden.copy_(self._drafter.passed(self._state, self.anchors, self.packed, self.shape))
-
-    def free(self) -> None:
-        """Gives the graph back."""
-        if self._graph is not None:
-            self._graph.reset()
-            self._graph = None
 
 
 class RecordedDrafter:
@@ -164,7 +138,5 @@ def _nobody(count: int, device: torch.device) -> DraftRows:
 
 
 def _padded(rows: DraftRows, size: int) -> DraftRows:
-    def wide(column: Int) -> Int:
-        return np.pad(column, (0, size - column.size))
-
-    return DraftRows(wide(rows.slots), wide(rows.lengths), wide(rows.valid_from), rows.anchors)
+    slots, lengths, valid_from = (padded(own, size) for own in (rows.slots, rows.lengths, rows.valid_from))
+    return DraftRows(slots, lengths, valid_from, rows.anchors)

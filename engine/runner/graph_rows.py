@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -23,7 +22,7 @@ from engine.model.ops import TorchOps
 from engine.model.step import C4Entries, C128Entries, QueryBlocks, StepRows
 from engine.runner.batch import ForwardBatch
 from engine.runner.blocks import listed_entries, window_rows
-from engine.runner.columns import Int, RowColumns, Upload, unroll
+from engine.runner.columns import Int, RowColumns, Upload, padded, unroll
 from engine.runner.entries import plan_c4, plan_c128
 from engine.runner.graph_layout import C128_COLUMNS, GraphKey, blank, places_of
 from engine.runner.plan import PlannedStep, plan_commit, written_rows
@@ -82,16 +81,10 @@ def pack(state: KVState, batch: ForwardBatch, key: GraphKey) -> GraphPlan:
 
 def _padded(columns: RowColumns, slots: int) -> RowColumns:
     """The columns with request columns of `slots` entries; added ones have no rows, in slot 0."""
-
-    def wide(column: Int) -> Int:
-        out = np.zeros(slots, column.dtype)
-        out[: column.size] = column
-        return out
-
     own = columns
     return replace(
-        own, slots=wide(own.slots), starts=wide(own.starts), counts=wide(own.counts),
-        first_rows=wide(own.first_rows),
+        own, slots=padded(own.slots, slots), starts=padded(own.starts, slots),
+        counts=padded(own.counts, slots), first_rows=padded(own.first_rows, slots),
     )  # fmt: skip
 
 

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from engine.config import PAGE_TOKENS
-from engine.errors import DeviceFailed, ShapeMismatch
+from engine.errors import ShapeMismatch
 from engine.memory.pools import KVState
 from engine.model.model import DeepseekV4
 from engine.model.step import Pending, StepOutput, StepRows
@@ -30,6 +30,7 @@ from engine.runner.draft_graphs import RecordedDrafter
 from engine.runner.forward import wanted_logits
 from engine.runner.graph_layout import GraphKey, blank, length, views
 from engine.runner.graph_rows import GraphPlan, pack, unfold
+from engine.runner.recorded import Recorded
 
 if TYPE_CHECKING:
     from torch.cuda import _POOL_HANDLE
@@ -105,7 +106,7 @@ def _front(whole: Tensor, rows: int) -> Tensor:
     return whole.flatten()[: count * rows * wide].view(count, rows, wide)
 
 
-class RecordedStep:
+class RecordedStep(Recorded):
     """The layers over the buffers, for one key."""
 
     def __init__(
@@ -116,9 +117,8 @@ class RecordedStep:
         self._columns = views(self._packed, key, model.config)
         self._streams, self.pending = buffers.streams(key.tokens), buffers.pending(key.tokens)
         self._rows: StepRows | None = None
-        self._graph: torch.cuda.CUDAGraph | None = None
         self._caches = [state.layer(layer) for layer in range(model.config.num_hidden_layers)]
-        self._addresses = self._now()
+        super().__init__(f"the graph {key.name}")
 
     def _now(self) -> tuple[int, ...]:
         """Where the memory lies that is another's."""
@@ -127,19 +127,9 @@ class RecordedStep:
 
     @torch.inference_mode()
     def record(self, pool: _POOL_HANDLE | None) -> None:
-        """Runs once without any request, which compiles what isn't, and captures on a device.
-
-        pool  of the device's graphs; None on the CPU
-        """
+        """As Recorded.record, on a step without any request."""
         self._packed.copy_(Upload(self._model.device).tensor(blank(self.key, self._model.config)[0]))
-        self._step()
-        if pool is None:
-            return
-        graph = torch.cuda.CUDAGraph()
-        # Other threads, NCCL's among them, may ask the device for events meanwhile.
-        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
-            self._step()
-        self._graph = graph
+        super().record(pool)
 
     @torch.inference_mode()
     def run(self, plan: GraphPlan) -> StepOutput:
@@ -149,13 +139,9 @@ class RecordedStep:
         """
         if plan.key != self.key or plan.batch.agreed_rows != self.key.tokens:
             raise ShapeMismatch(f"a plan for {plan.key} of {plan.batch.agreed_rows} rows, not {self.key}")
-        if self._now() != self._addresses:
-            raise DeviceFailed(f"the graph {self.key.name} was recorded over memory that has moved")
+        self._check()
         self._packed.copy_(plan.packed)
-        if self._graph is None:
-            self._step()
-        else:
-            self._graph.replay()
+        self._again()
         assert self._rows is not None
         rows = replace(self._rows, agreed_logits=plan.batch.agreed_logits)
         return StepOutput(wanted_logits(self._model, plan, self._streams, rows), self.pending)
@@ -169,12 +155,6 @@ class RecordedStep:
         self._streams.copy_(streams)
         # The head needs sizes alone: keys that stayed with each size would be the most of a pool.
         self._rows = replace(rows, blocks=(), c4=None, c128=())
-
-    def free(self) -> None:
-        """Gives the graph back."""
-        if self._graph is not None:
-            self._graph.reset()
-            self._graph = None
 
 
 class Graphs:

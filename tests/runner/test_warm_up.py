@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from engine.config import Settings
+from engine.config import PAGE_TOKENS, Settings
 from engine.messages import RunStep, StepDone
 from engine.model.model import DeepseekV4
 from engine.warm_up import _WarmSteps, chunk_sizes, warm_up
@@ -47,9 +47,12 @@ def test_prompts_of_all_sizes_run_and_requests_get_what_they_get_without(
     assert served.run(submit(1, 20, 9), submit(2, 126, 9)) == wanted
 
 
-def test_a_cache_with_less_room_takes_what_fits(native: DeepseekV4) -> None:
+def test_a_cache_with_less_room_takes_what_fits(native: DeepseekV4, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of three full pages one is the sink."""
     served = Served(native, 3, 1024)
+    ran = noted(served, monkeypatch)
     _WarmSteps(served.runner).prompts(1024)
+    assert ran == chunk_sizes(2 * PAGE_TOKENS)
 
 
 def test_no_prompt_is_longer_than_a_request_may_be(
