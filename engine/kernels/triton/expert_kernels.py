@@ -61,6 +61,17 @@ def _sort_scales(
 
 
 @triton.jit
+def _choices(slots, block, ROWS: tl.constexpr):
+    """The choices [ROWS] int64 of a block's slots, and which are there.
+
+    A block's first slot is always taken: the empty ones compute the same row again, and store nothing.
+    """
+    choice = tl.load(slots + block * ROWS + tl.arange(0, ROWS))
+    live = choice >= 0
+    return tl.where(live, choice, tl.load(slots + block * ROWS)).to(tl.int64), live
+
+
+@triton.jit
 def _gate_up(
     x, x_scales, w, scales, words, weights, slots, owners, act, act_scales, blocks, inner, limit,
     CHOICES: tl.constexpr, ROWS: tl.constexpr, OUTPUTS: tl.constexpr, STAGES: tl.constexpr,
@@ -71,10 +82,7 @@ def _gate_up(
     expert = tl.load(owners + block).to(tl.int64)
     if expert < 0:
         return
-    choice = tl.load(slots + block * ROWS + tl.arange(0, ROWS))
-    live = choice >= 0
-    # A block's first slot is always taken: the empty ones compute the same row again, and store nothing.
-    choice = tl.where(live, choice, tl.load(slots + block * ROWS)).to(tl.int64)
+    choice, live = _choices(slots, block, ROWS)
     row = choice // CHOICES * blocks
     k = tl.arange(0, 128)
     n = tl.arange(0, 2 * OUTPUTS)
@@ -137,9 +145,7 @@ def _down(
     expert = tl.load(owners + block).to(tl.int64)
     if expert < 0:
         return
-    choice = tl.load(slots + block * ROWS + tl.arange(0, ROWS))
-    live = choice >= 0
-    choice = tl.where(live, choice, tl.load(slots + block * ROWS)).to(tl.int64)
+    choice, live = _choices(slots, block, ROWS)
     row = choice * blocks
     n = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
     k = tl.arange(0, 128)
