@@ -6,14 +6,14 @@ import torch
 from torch import Tensor
 
 from engine.errors import ConfigError
-from engine.kernels.triton.attend import attend
+from engine.kernels.triton.attend import AttendShape, attend
 from engine.kernels.triton.compress_c4 import close_c4
 from engine.kernels.triton.compress_c128 import close_c128
 from engine.kernels.triton.compress_commit import Committed, commit_c4, commit_c128
 from engine.kernels.triton.compress_entry import IndexPool
 from engine.kernels.triton.entry_rows import entry_rows
 from engine.kernels.triton.index_queries import code_queries, round_queries
-from engine.kernels.triton.index_scores import index_scores
+from engine.kernels.triton.index_scores import ScoreShape, index_scores
 from engine.kernels.triton.linear import multiprocessors
 from engine.kernels.triton.norm import norm_rows, rms_norm
 from engine.kernels.triton.rope import q_norm_rope, rotate
@@ -34,6 +34,12 @@ class TritonAttentionOps(TorchOps):
     """
 
     faults: Tensor
+    score_shape: ScoreShape | None = None
+    """How scoring is cut; None: by the step's queries."""
+
+    def _attend_shape(self, window: AnyKeys) -> AttendShape | None:
+        """How attention over such a pool is cut; None: by the step's queries."""
+        return None
 
     def warm(self, entries: int, count: int) -> None:
         """As TorchOps.warm: what selects is compiled for each power of two of entries, few rows or many."""
@@ -85,13 +91,13 @@ class TritonAttentionOps(TorchOps):
 
     def attend(self, q: Tensor, window: AnyKeys, compressed: AnyKeys | None, sink: Tensor) -> Tensor:
         """As TorchOps.attend; a row of 0 or -1 is no key."""
-        return attend(q, window, compressed, sink, self.faults)
+        return attend(q, window, compressed, sink, self.faults, shape=self._attend_shape(window))
 
     def attend_back(
         self, q: Tensor, window: AnyKeys, compressed: AnyKeys | None, sink: Tensor, turns: Tensor
     ) -> Tensor:
         """As TorchOps.attend_back, in one kernel."""
-        return attend(q, window, compressed, sink, self.faults, turns)
+        return attend(q, window, compressed, sink, self.faults, turns, shape=self._attend_shape(window))
 
     def close_c4(
         self, ring: Tensor, pending: Tensor, entries: C4Entries, turns: Tensor, norms: tuple[Tensor, Tensor],
@@ -137,7 +143,8 @@ class TritonAttentionOps(TorchOps):
     def index_scores(self, q: Tensor, head_weights: Tensor, keys: AnyKeys) -> Tensor:
         """As TorchOps.index_scores; a row of 0 or -1 is no key."""
         seen = keys.bias if isinstance(keys, Keys) else counts(keys, q)
-        return index_scores(q, head_weights, keys.pool, keys.scales, keys.rows, seen, self.faults)
+        cut = self.score_shape
+        return index_scores(q, head_weights, keys.pool, keys.scales, keys.rows, seen, self.faults, cut)
 
     def select_rows(self, scores: Tensor, rows: Tensor, count: int) -> Tensor:
         """As TorchOps.select_rows."""

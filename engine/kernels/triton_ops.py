@@ -13,13 +13,13 @@ from torch import Tensor
 
 from engine.errors import ConfigError
 from engine.kernels.triton.combine import join
-from engine.kernels.triton.experts import choice_rows, run_experts
+from engine.kernels.triton.experts import ExpertShape, choice_rows, run_experts
 from engine.kernels.triton.faults import check_faults, no_faults
 from engine.kernels.triton.formats import INTERPRETED
 from engine.kernels.triton.head import collapse
-from engine.kernels.triton.linear import linear_bf16, linear_coded, linear_fp8
+from engine.kernels.triton.linear import LinearShape, linear_bf16, linear_coded, linear_fp8
 from engine.kernels.triton.mhc import mhc_next, mhc_post, mhc_pre
-from engine.kernels.triton.mhc_mix import Result
+from engine.kernels.triton.mhc_mix import MixShape, Result
 from engine.kernels.triton.pack import pack, unpack
 from engine.kernels.triton.project import add_parts, project
 from engine.kernels.triton.quantise import swiglu
@@ -55,11 +55,26 @@ class TritonOps(TritonAttentionOps):
             self.faults.zero_()
             check_faults(bits)
 
+    def _linear_shape(self, weight: Fp8Weight) -> LinearShape | None:
+        """How a product with this weight is cut; None, here and below: by the step's rows."""
+        return None
+
+    def _mix_shape(self, streams: Tensor) -> MixShape | None:
+        """How products of these streams are cut."""
+        return None
+
+    def _expert_shape(self, experts: Fp4Experts) -> ExpertShape | None:
+        """How products of these experts are cut."""
+        return None
+
     def linear(self, x: Rows, weight: Weight) -> Tensor:
         """As TorchOps.linear; x is rounded to FP8 where weight is in FP8, the result bfloat16 then."""
         if not isinstance(weight, Fp8Weight):
             return super().linear(x, weight)
-        return linear_coded(x.codes, x.scales, weight) if isinstance(x, CodedRows) else linear_fp8(x, weight)
+        cut = self._linear_shape(weight)
+        if isinstance(x, CodedRows):
+            return linear_coded(x.codes, x.scales, weight, cut)
+        return linear_fp8(x, weight, cut)
 
     def project(self, x: Tensor, weight: Tensor) -> Tensor:
         """As TorchOps.project; products of bfloat16 are exact in float32."""
@@ -87,21 +102,22 @@ class TritonOps(TritonAttentionOps):
     def group_linear(self, x: Tensor, weight: Weight) -> Tensor:
         """As TorchOps.group_linear; x stays as it is."""
         if isinstance(weight, Fp8Weight):
-            return linear_bf16(x, weight)
+            return linear_bf16(x, weight, self._linear_shape(weight))
         return super().group_linear(x, weight)
 
     def mhc_pre(
         self, streams: Tensor, mhc: MhcWeights, iterations: int, hc_eps: float, eps: float
     ) -> tuple[Rows, Tensor, Tensor]:
         """As TorchOps.mhc_pre; the input comes with its codes."""
-        return mhc_pre(streams, mhc, iterations, hc_eps, eps)
+        return mhc_pre(streams, mhc, iterations, hc_eps, eps, self._mix_shape(streams))
 
     def mhc_next(
         self, y: Tensor, streams: Tensor, post: Tensor, comb: Tensor, mhc: MhcWeights, iterations: int,
         hc_eps: float, eps: float,
     ) -> tuple[Tensor, Rows, Tensor, Tensor]:  # fmt: skip
         """As TorchOps.mhc_next, in two kernels; the input comes with its codes."""
-        return mhc_next(Result(y, post, comb), streams, mhc, iterations, hc_eps, eps)
+        result, cut = Result(y, post, comb), self._mix_shape(streams)
+        return mhc_next(result, streams, mhc, iterations, hc_eps, eps, cut)
 
     def mhc_post(self, y: Tensor, streams: Tensor, post: Tensor, comb: Tensor) -> Tensor:
         """As TorchOps.mhc_post."""
@@ -109,11 +125,11 @@ class TritonOps(TritonAttentionOps):
 
     def collapse(self, streams: Tensor, head: HeadWeights, hc_eps: float, eps: float) -> Tensor:
         """As TorchOps.collapse."""
-        return collapse(streams, head, hc_eps, eps, normed=False)
+        return collapse(streams, head, hc_eps, eps, normed=False, shape=self._mix_shape(streams))
 
     def head_rows(self, streams: Tensor, head: HeadWeights, hc_eps: float, eps: float) -> Tensor:
         """As TorchOps.head_rows."""
-        return collapse(streams, head, hc_eps, eps, normed=True).float()
+        return collapse(streams, head, hc_eps, eps, normed=True, shape=self._mix_shape(streams)).float()
 
     def route(
         self, x: Tensor, token_ids: Tensor, moe: MoeWeights, count: int, scaling: float
@@ -132,13 +148,15 @@ class TritonOps(TritonAttentionOps):
         """As TorchOps.experts; x is rounded to FP8 where experts are in FP4."""
         if not isinstance(moe.routed, Fp4Experts):
             return super().experts(x, ids.long(), weights, moe, limit)
-        return run_experts(x, ids, weights, moe.routed, limit, dtype=torch.float32)
+        cut = self._expert_shape(moe.routed)
+        return run_experts(x, ids, weights, moe.routed, limit, shape=cut, dtype=torch.float32)
 
     def expert_rows(self, x: Tensor, ids: Tensor, weights: Tensor, moe: MoeWeights, limit: float) -> Tensor:
         """As TorchOps.expert_rows; x is rounded to FP8 where experts are in FP4."""
         if not isinstance(moe.routed, Fp4Experts):
             return super().expert_rows(x, ids.long(), weights, moe, limit)
-        return choice_rows(x, ids, weights, moe.routed, limit, len(moe.gate))
+        cut = self._expert_shape(moe.routed)
+        return choice_rows(x, ids, weights, moe.routed, limit, len(moe.gate), cut)
 
     def pack(self, x: Tensor, ids: Tensor, weights: Tensor, rows: int) -> Tensor:
         """As TorchOps.pack."""
@@ -156,7 +174,8 @@ class TritonOps(TritonAttentionOps):
         """As TorchOps.shared_expert; the activation goes to FP8 at once."""
         if not isinstance(moe.shared_w2, Fp8Weight):
             return super().shared_expert(x, moe, limit)
-        return linear_coded(*swiglu(self.linear(x, moe.shared_w13), limit), moe.shared_w2)
+        coded = swiglu(self.linear(x, moe.shared_w13), limit)
+        return linear_coded(*coded, moe.shared_w2, self._linear_shape(moe.shared_w2))
 
 
 def check_device(device: torch.device, dtype: torch.dtype) -> None:
