@@ -191,8 +191,13 @@ def differences(share: Sequence[Case], plain: Pass, drafted: Pass) -> Iterator[C
     """Of each answer that differs: what came before the first difference, as a prompt."""
     for case, mine, other in zip(share, plain.tokens, drafted.tokens, strict=True):
         if mine != other:
-            same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(mine, other, strict=False)))
-            yield Case(case.kind, case.ids + np.array(mine[:same], np.int32).tobytes())
+            same = mine[: common(mine, other)]
+            yield Case(case.kind, case.ids + np.array(same, np.int32).tobytes())
+
+
+def common(mine: Sequence[int], other: Sequence[int]) -> int:
+    """How many tokens two texts begin with alike."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(mine, other, strict=False)))
 
 
 async def explained(engine: Engine, case: Case) -> float:

@@ -25,6 +25,7 @@ import numpy as np
 from api.handle import Engine
 from api.served import Served, load_served
 from bench import drafting
+from bench.drafting import common
 from bench.peer import Batch, Peer
 from engine.config import Settings
 from engine.errors import EngineError
@@ -158,17 +159,13 @@ def check_same(own: list[list[int]], theirs: list[list[int]]) -> None:
     """raises Differs at the first difference."""
     for prompt, (mine, other) in enumerate(zip(own, theirs, strict=True)):
         if mine != other:
-            at = next(i for i, pair in enumerate(zip(mine, other, strict=False)) if pair[0] != pair[1])
+            at = common(mine, other)
             raise Differs(f"prompt {prompt}: token {at} is {mine[at]} here and {other[at]} in the peer")
 
 
 def shared_tokens(own: list[list[int]], theirs: list[list[int]]) -> float:
     """Of all tokens the share before each prompt's first difference."""
-    counts = [
-        next((i for i, pair in enumerate(zip(mine, other, strict=True)) if pair[0] != pair[1]), len(mine))
-        for mine, other in zip(own, theirs, strict=True)
-    ]
-    return sum(counts) / sum(map(len, own))
+    return sum(map(common, own, theirs)) / sum(map(len, own))
 
 
 async def timed(engine: Engine, batches: Sequence[Batch], new_tokens: int) -> tuple[float, list[list[int]]]:
