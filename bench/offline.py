@@ -101,6 +101,8 @@ async def _measure(settings: Settings, served: Served, peer: Peer | None, pairs:
             figures[f"{name}_tokens_per_s"] = await decode_rate(engine, batches[1][:count], new)
         figures["prefill_tokens_per_s"] = await prefill_rate(engine, served)
         if peer is not None:
+            # As the peer's: what is chosen or compiled at first use isn't measured.
+            await timed(engine, batches, 4)
             figures |= await compare(engine, peer, batches, pairs, same=settings.device == "cpu")
     return figures
 

@@ -32,8 +32,10 @@ def warm_up(runner: StepRunner, settings: Settings, say: Callable[[str], None]) 
     else:
         steps.plain()
         context = settings.context_length or runner.state.config.max_position_embeddings
-        # None is larger than what is admitted: those were measured, and the cache has the rest.
-        steps.prompts(min(settings.chunked_prefill_size, context))
+        # None is larger than what is admitted, a chunk and rows that decode beside it: those were measured,
+        # and the cache has the rest.
+        steps.prompts(min(settings.chunked_prefill_size + runner.state.slots - 1, context))
+        steps.logits(runner.state.slots - 1)
         runner.model.ops.warm(context // C4, runner.state.config.index_topk)
     block = 0 if runner.speculation is None else runner.speculation.block
     if block:
@@ -55,13 +57,21 @@ class _WarmSteps:
             self._step(position, 1, 0)
 
     def prompts(self, most: int) -> None:
-        """Chunks of up to `most` tokens of every size for which kernels are compiled apart.
+        """Steps of up to `most` tokens of every size for which kernels are compiled apart.
 
         A compiler would take seconds of somebody's step.
         """
         room = PAGE_TOKENS * min(self.runner.state.full_pages, self.runner.state.window_pages) - PAGE_TOKENS
-        for count in chunk_sizes(min(most, room, self.runner.state.config.max_position_embeddings)):
+        longest = self.runner.state.config.max_position_embeddings
+        for count in chunk_sizes(min(most, room, longest)):
             self._step(0, count, 0)
+
+    def logits(self, most: int) -> None:
+        """Of up to `most` rows, likewise: those of a prompt's step are as many as prompts end in it."""
+        model = self.runner.model
+        streams = model.streams(torch.zeros(most, dtype=torch.int64, device=model.device))
+        for count in chunk_sizes(most):
+            model.logits(streams[:count], count)
 
     def draft(self, block: int) -> None:
         """A prompt, then rounds of drafts, verified in full."""
@@ -104,7 +114,7 @@ class _WarmSteps:
 def chunk_sizes(most: int) -> list[int]:
     """Numbers of rows up to `most`: cuts change behind powers of two, and code with multiples of 16."""
     powers = [1 << k for k in range(1, most.bit_length())]
-    apart = [power - 3 for power in powers if power > 4]
+    apart = [size - 3 for size in (*powers, most) if size > 4]
     return sorted({*powers, *apart, most})
 
 

@@ -12,7 +12,7 @@ from engine.errors import ConfigError
 from engine.model.attention import LayerStep, attention
 from engine.model.coded_rows import Rows, values_of
 from engine.model.config import C4, C128, ModelConfig
-from engine.model.groups import ALONE, Groups
+from engine.model.groups import ALONE, Group, Groups
 from engine.model.invariant import TileOps
 from engine.model.ops import TorchOps
 from engine.model.parallel import ExpertRows, Experts, Head, LocalExperts, LocalHead, SplitHead, SpreadExperts
@@ -42,10 +42,11 @@ class Entered:
 
 @dataclass(frozen=True)
 class Dispatched:
-    """Rows on their way to the experts, and what the experts here got."""
+    """Rows on their way to the experts; `shared` [T, H] is what the shared expert gives meanwhile."""
 
     entered: Entered
     sent: ExpertRows
+    shared: Tensor
 
 
 class Layer:
@@ -79,8 +80,10 @@ class Layer:
         """Chooses experts and sends the rows there; token_ids [T] int64."""
         x = values_of(entered.x)
         count, scaling = self.config.num_experts_per_tok, self.config.routed_scaling_factor
-        ids, weights = self.ops.route_padded(x, token_ids, rows.padding, self.weights.moe, count, scaling)
-        return Dispatched(entered, self.routed.send(self.ops, x, ids, weights, rows.agreed))
+        moe = self.weights.moe
+        ids, weights = self.ops.route_padded(x, token_ids, rows.padding, moe, count, scaling)
+        sent = self.routed.send(self.ops, x, ids, weights, rows.agreed, moe)
+        return Dispatched(entered, sent, self.ops.shared_expert(entered.x, moe, self.config.swiglu_limit))
 
     def experts(self, rows: Dispatched) -> Tensor:
         """What this rank's routed experts give to the rows that they got."""
@@ -88,8 +91,7 @@ class Layer:
 
     def combine(self, rows: Dispatched, given: Tensor) -> Tensor:
         """What the expert sub-block gives, [T, H]; `given` is `experts`' result."""
-        shared = self.ops.shared_expert(rows.entered.x, self.weights.moe, self.config.swiglu_limit)
-        return self.routed.back(self.ops, given, shared)
+        return self.routed.back(self.ops, rows.sent, given, rows.shared)
 
     def _follow(self, entered: Entered, y: Tensor, mhc: MhcWeights) -> Entered:
         way = entered.streams, entered.post, entered.comb
@@ -136,7 +138,7 @@ class DeepseekV4:
         taker = Taker(weights, self.device, dtype, keeps=self.ops.keeps)
         share = share_of(config, groups, split_head=split_head)
         spread, self.splits_head = groups.ep.size > 1, split_head and groups.dp.size > 1
-        routed: Experts = SpreadExperts(groups.ep, share.experts.start) if spread else LocalExperts()
+        routed = self._routed(groups.ep, share.experts.start)
         self._projection: Head = SplitHead(groups.dp) if self.splits_head else LocalHead()
         self.groups, self.needs_every_rank = groups, spread or self.splits_head
         self.embed = taker.take("embed.weight", (config.vocab_size, config.hidden_size))
@@ -147,6 +149,12 @@ class DeepseekV4:
         ]
         self._plain = plain_frequencies(config).to(self.device)
         self._compressed = compressed_frequencies(config).to(self.device)
+
+    def _routed(self, group: Group, first: int) -> Experts:
+        """The way to experts that are spread over a group, of which this rank's begin at `first`."""
+        if group.size == 1:
+            return LocalExperts()
+        return self.ops.near_experts(group, first, self.config) or SpreadExperts(group, first)
 
     def new_pending(self, rows: int, taps: int) -> Pending:
         """Empty workspaces for a step of `rows` padded rows with `taps` captured layers."""
@@ -216,6 +224,6 @@ class DeepseekV4:
                 pending.taps[place].copy_(streams[:, tap - len(self.layers)])
         return streams
 
-    def logits(self, streams: Tensor, rows: StepRows) -> Tensor:
-        """streams [R, hc, H] to logits [R, V] float32."""
-        return self._projection.logits(self.ops, streams, self.head, self.config, rows.agreed_logits)
+    def logits(self, streams: Tensor, agreed: int) -> Tensor:
+        """streams [R, hc, H] to logits [R, V] float32; `agreed` is what every rank brings, at least R."""
+        return self._projection.logits(self.ops, streams, self.head, self.config, agreed)

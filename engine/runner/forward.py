@@ -52,7 +52,7 @@ def wanted_logits(model: DeepseekV4, plan: PlannedStep, streams: Tensor, rows: S
     batch = plan.batch
     if not batch.logit_rows.size and not (model.splits_head and batch.agreed_logits):
         return torch.empty(0, model.config.vocab_size, device=model.device)
-    return model.logits(streams.index_select(0, plan.logit_rows), rows)
+    return model.logits(streams.index_select(0, plan.logit_rows), rows.agreed_logits)
 
 
 def input_ids(state: KVState, plan: PlannedStep) -> Tensor:

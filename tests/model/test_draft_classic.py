@@ -116,6 +116,6 @@ def test_its_taps_are_the_streams_of_the_targets_last_layer() -> None:
     driver.bind(1)
     (plan, out), _ = driver.forward([(1, list(range(2, 40)))], taps=case.drafter.taps)
     streams: Tensor = out.pending.taps.transpose(0, 1).contiguous()
-    again = case.model.logits(streams, plan.rows)
+    again = case.model.logits(streams, plan.rows.agreed_logits)
     assert torch.equal(again, out.logits)
     assert np.isfinite(again.numpy()).all()

@@ -41,7 +41,9 @@ def test_prompts_of_all_sizes_run_and_requests_get_what_they_get_without(
     wanted = Served(native, 20, 1024).run(submit(1, 20, 9), submit(2, 126, 9))
     served = Served(native, 20, 1024)
     ran = noted(served, monkeypatch)
-    _WarmSteps(served.runner).prompts(1024)
+    steps = _WarmSteps(served.runner)
+    steps.prompts(1024)
+    steps.logits(5)
     assert ran == chunk_sizes(1024)
     monkeypatch.undo()
     assert served.run(submit(1, 20, 9), submit(2, 126, 9)) == wanted
