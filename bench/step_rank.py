@@ -26,6 +26,7 @@ from engine.model.model import DeepseekV4
 from engine.rank_weights import rank_weights
 from engine.runner.collectives import close_groups, open_groups
 from engine.runner.forward import commit_step, forward
+from engine.runner.near import close_near, open_near
 from engine.start_memory import MemoryTable, weights_by_kind
 
 SILENT_S = 120.0
@@ -68,9 +69,11 @@ def live(rank: int, job: Job, meet_at: str, pipe: Connection) -> None:
     try:
         groups = open_groups(rank, job.ranks, job.settings.ep_size, device, meet_at, SILENT_S)
         try:
+            groups = open_near(groups, device, SILENT_S, print)
             measure(job, groups, device, pipe)
         finally:
             gc.collect()
+            close_near(groups)
             close_groups(groups)
     except BaseException:
         pipe.send(("failed", traceback.format_exc()))
@@ -108,7 +111,6 @@ def load(job: Job, groups: Groups, device: torch.device) -> tuple[DeepseekV4, Re
     settings, dtype = job.settings, getattr(torch, job.settings.dtype)
     config = shortened(ModelConfig.from_json(settings.model_path), job.layers)
     ops, table = operations(settings), MemoryTable(device)
-    recorder = Recorder(ops)
     with (
         table.taking("the weights", lever="fewer --layers"),
         rank_weights(settings, config, groups, print, keeps=ops.keeps) as weights,
@@ -118,7 +120,7 @@ def load(job: Job, groups: Groups, device: torch.device) -> tuple[DeepseekV4, Re
             groups=groups, split_head=settings.enable_dp_lm_head,
         )  # fmt: skip
     sizes = {kind: round(size / 2**20, 1) for kind, size in weights_by_kind(model, None).items()}
-    return model, recorder, {"weights_mib": sizes, "layers": config.num_hidden_layers}
+    return model, Recorder(model), {"weights_mib": sizes, "layers": config.num_hidden_layers}
 
 
 def fits(case: Case, model: DeepseekV4, kv: KVFormat) -> bool:

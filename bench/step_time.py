@@ -13,7 +13,9 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 from engine.model.expert_weights import ExpertWeights, MoeWeights
+from engine.model.model import DeepseekV4
 from engine.model.ops import TorchOps
+from engine.model.parallel import ExpertRows
 
 KERNELS_SHOWN = 24
 
@@ -33,7 +35,7 @@ PARTS = {
     ),
     "compressors": ("_close_c4", "_close_c128", "_commit_c4", "_commit_c128"),
     "indexer": ("_index_scores", "_select", "_round_queries"),
-    "between ranks": ("nccl", "_pack", "_unpack"),
+    "between ranks": ("nccl", "_pack", "_unpack", "_push", "_join_home"),
 }  # fmt: skip
 """Kernels by what they are for: whole names, or for libraries a part of the name."""
 
@@ -50,20 +52,20 @@ class Rates:
 class Recorder:
     """Keeps the choices that a rank's experts get, while asked to: one tensor a layer."""
 
-    def __init__(self, ops: TorchOps) -> None:
+    def __init__(self, model: DeepseekV4) -> None:
         self.kept: list[tuple[Tensor, int]] | None = None
-        for name in ("experts", "expert_rows"):
-            setattr(ops, name, self._noting(getattr(ops, name)))
+        # All layers share one way to the experts.
+        routed = model.layers[0].routed
+        routed.run = self._noting(routed.run)  # type: ignore[method-assign]
 
     def _noting(self, call: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        def noted(x: Tensor, ids: Tensor, weights: Tensor, moe: MoeWeights, limit: float) -> Tensor:
-            kept, self.kept = self.kept, None
-            if kept is not None:
+        def noted(ops: TorchOps, sent: ExpertRows, moe: MoeWeights, limit: float) -> Tensor:
+            out = call(ops, sent, moe, limit)
+            if self.kept is not None:
                 own = moe.routed
-                kept.append((ids, own.w13.shape[0] if isinstance(own, ExpertWeights) else own.count))
-            # One of the two may call the other: a layer is noted once.
-            out = call(x, ids, weights, moe, limit)
-            self.kept = kept
+                held = own.w13.shape[0] if isinstance(own, ExpertWeights) else own.count
+                # A copy: memory that ranks share has the next layer's rows soon.
+                self.kept.append((sent.arrived().clone(), held))
             return out
 
         return noted

@@ -236,7 +236,10 @@ class Launcher:
 
 
 def device_of(settings: Settings, rank: int) -> dict[str, str]:
-    """Environment that leaves a rank one device of those that this process may use, and names it device 0."""
+    """Environment that names a rank's own device 0, of those that this process may use.
+
+    The others come behind it: the driver hands over memory only of devices that a process sees.
+    """
     if settings.device != "cuda" or settings.dp_size == 1:
         return {}
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -245,4 +248,5 @@ def device_of(settings: Settings, rank: int) -> dict[str, str]:
         raise ConfigError(
             f"--dp-size is {settings.dp_size}, but CUDA_VISIBLE_DEVICES names {len(devices)} devices"
         )
-    return {"CUDA_VISIBLE_DEVICES": devices[rank]}
+    others = (device for device in devices[: settings.dp_size] if device != devices[rank])
+    return {"CUDA_VISIBLE_DEVICES": ",".join((devices[rank], *others))}

@@ -77,6 +77,7 @@ class ModelParts:
         from engine.loading import load_rank
         from engine.model.groups import ONE, Group, Groups
         from engine.runner.collectives import open_groups
+        from engine.runner.near import open_near
 
         ranks, device = settings.dp_size, torch.device(settings.device)
         self._device = settings.device
@@ -84,10 +85,9 @@ class ModelParts:
             # Ranks whose models share nothing agree on steps, and need no collective.
             return load_rank(settings, say, Groups(Group(self._rank, ranks, None, None), ONE))
         meet_at = f"file://{self._meeting}/groups"
-        self._groups = groups = open_groups(
-            self._rank, ranks, settings.ep_size, device, meet_at, settings.watchdog_s
-        )
-        return load_rank(settings, say, groups)
+        self._groups = open_groups(self._rank, ranks, settings.ep_size, device, meet_at, settings.watchdog_s)
+        self._groups = open_near(self._groups, device, settings.watchdog_s, say)
+        return load_rank(settings, say, self._groups)
 
     def device(
         self, load: Callable[[], StepRunner], deliver: Callable[[StepDone], None], timers: Timers
@@ -179,5 +179,7 @@ class ModelParts:
             torch.cuda.empty_cache()
         elif part == "groups" and self._groups is not None:
             from engine.runner.collectives import close_groups
+            from engine.runner.near import close_near
 
+            close_near(self._groups)
             close_groups(self._groups)

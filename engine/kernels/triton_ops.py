@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from engine.errors import ConfigError
+from engine.kernels.near_experts import NearExperts
 from engine.kernels.triton.combine import join
 from engine.kernels.triton.experts import ExpertShape, choice_rows, run_experts
 from engine.kernels.triton.faults import check_faults, no_faults
@@ -26,7 +27,10 @@ from engine.kernels.triton.quantise import swiglu
 from engine.kernels.triton.routing import route
 from engine.kernels.triton_attention_ops import TritonAttentionOps
 from engine.model.coded_rows import CodedRows, Rows
+from engine.model.config import ModelConfig
 from engine.model.expert_weights import MoeWeights
+from engine.model.groups import Group
+from engine.model.parallel import Experts
 from engine.model.quantised import Fp4Experts, Fp8Weight, Weight
 from engine.model.weights import HeadWeights, MhcWeights
 
@@ -169,6 +173,12 @@ class TritonOps(TritonAttentionOps):
     def join_choices(self, parts: Tensor, shared: Tensor) -> Tensor:
         """As TorchOps.join_choices."""
         return join(parts, shared)
+
+    def near_experts(self, group: Group, first: int, config: ModelConfig) -> Experts | None:
+        """As TorchOps.near_experts."""
+        if group.near is None:
+            return None
+        return NearExperts(group, group.near, first, config, self.faults, self._expert_shape)
 
     def shared_expert(self, x: Rows, moe: MoeWeights, limit: float) -> Tensor:
         """As TorchOps.shared_expert; the activation goes to FP8 at once."""

@@ -21,17 +21,40 @@ class Collectives(Protocol):
         """parts [ranks, ...], contiguous, part r for rank r: [ranks, ...], part r from rank r."""
 
 
+class Owner(Protocol):
+    """What memory belongs to."""
+
+    def close(self) -> None:
+        """Lets it go."""
+
+
+@dataclass(frozen=True, slots=True)
+class Near:
+    """Memory of every rank's device that the kernels of every rank's device read and write.
+
+    regions     uint8, by rank, of equal sizes, as this rank addresses them; zeros when they were made
+    patience_s  how long a kernel waits for another rank's
+    owners      what the regions belong to
+    """
+
+    regions: tuple[Tensor, ...]
+    patience_s: float
+    owners: tuple[Owner, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class Group:
     """Ranks that act together in one way; `rank` is this one's place among `size`.
 
     cpu, device  their collectives for tensors on the host and on the model's device; None in a group of one
+    near         memory that they share; None where their devices don't reach each other
     """
 
     rank: int
     size: int
     cpu: Collectives | None
     device: Collectives | None
+    near: Near | None = None
 
     @property
     def there(self) -> Collectives:

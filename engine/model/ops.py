@@ -7,15 +7,22 @@ Arithmetic is float32 inside; results have the type of the first argument unless
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from engine.model.coded_rows import Rows, values_of
+from engine.model.config import ModelConfig
 from engine.model.expert_weights import MoeWeights
+from engine.model.groups import Group
 from engine.model.index_ops import IndexOps
 from engine.model.quantised import Weight, plain
 from engine.model.weights import HeadWeights, MhcWeights
+
+if TYPE_CHECKING:
+    from engine.model.parallel import Experts
 
 
 class TorchOps(IndexOps):
@@ -205,6 +212,13 @@ class TorchOps(IndexOps):
         for part in parts[1:, : len(shared)]:
             own = own + part
         return (self.sum_choices(own) + shared).to(shared.dtype)
+
+    def near_experts(self, group: Group, first: int, config: ModelConfig) -> Experts | None:
+        """The way to a group's experts by memory that its ranks share; None where these operations know none.
+
+        first  id of this rank's first expert
+        """
+        return None
 
     def shared_expert(self, x: Rows, moe: MoeWeights, limit: float) -> Tensor:
         """The expert that every row uses; [T, H] in x's type."""

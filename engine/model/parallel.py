@@ -33,28 +33,40 @@ class ExpertRows:
     ids: Tensor
     weights: Tensor
 
+    def arrived(self) -> Tensor:
+        """The ids that this rank's experts get, once `Experts.run` was called."""
+        return self.ids
+
 
 class Experts(Protocol):
-    """The way to the routed experts and back, in three stages; the middle one is without communication."""
+    """The way to the routed experts and back, in three stages."""
 
-    def send(self, ops: TorchOps, x: Tensor, ids: Tensor, weights: Tensor, rows: int) -> ExpertRows:
+    def send(
+        self, ops: TorchOps, x: Tensor, ids: Tensor, weights: Tensor, rows: int, moe: MoeWeights
+    ) -> ExpertRows:
         """This rank's rows x [T, H] and choices [T, k] out, all ranks' rows in.
 
         ids   -1 for padding
         rows  what every rank brings, at least T
+        moe   the experts that they go to
         """
 
     def run(self, ops: TorchOps, sent: ExpertRows, moe: MoeWeights, limit: float) -> Tensor:
         """What this rank's experts give."""
 
-    def back(self, ops: TorchOps, given: Tensor, shared: Tensor) -> Tensor:
-        """The sum over each of this rank's rows' experts, plus the shared one's rows [T, H]; their type."""
+    def back(self, ops: TorchOps, sent: ExpertRows, given: Tensor, shared: Tensor) -> Tensor:
+        """The sum over each of this rank's rows' experts, plus the shared one's rows [T, H]; their type.
+
+        sent, given  what `send` and `run` gave
+        """
 
 
 class LocalExperts:
     """Every expert is here."""
 
-    def send(self, ops: TorchOps, x: Tensor, ids: Tensor, weights: Tensor, rows: int) -> ExpertRows:
+    def send(
+        self, ops: TorchOps, x: Tensor, ids: Tensor, weights: Tensor, rows: int, moe: MoeWeights
+    ) -> ExpertRows:
         """As Experts.send."""
         return ExpertRows(x, ids, weights)
 
@@ -62,7 +74,7 @@ class LocalExperts:
         """As Experts.run."""
         return ops.experts(sent.x, sent.ids, sent.weights, moe, limit)
 
-    def back(self, ops: TorchOps, given: Tensor, shared: Tensor) -> Tensor:
+    def back(self, ops: TorchOps, sent: ExpertRows, given: Tensor, shared: Tensor) -> Tensor:
         """As Experts.back."""
         return (given + shared).to(shared.dtype)
 
@@ -73,7 +85,9 @@ class SpreadExperts:
     def __init__(self, group: Group, first: int) -> None:
         self.group, self.first = group, first
 
-    def send(self, ops: TorchOps, x: Tensor, ids: Tensor, weights: Tensor, rows: int) -> ExpertRows:
+    def send(
+        self, ops: TorchOps, x: Tensor, ids: Tensor, weights: Tensor, rows: int, moe: MoeWeights
+    ) -> ExpertRows:
         """As Experts.send, in one collective: x, ids and weights of a row lie side by side as bytes."""
         if len(x) > rows:
             raise ShapeMismatch(f"{len(x)} rows, but the ranks agreed on {rows}")
@@ -84,7 +98,7 @@ class SpreadExperts:
         """As Experts.run: [n, k, H], a row for each choice."""
         return ops.expert_rows(sent.x, sent.ids, sent.weights, moe, limit)
 
-    def back(self, ops: TorchOps, given: Tensor, shared: Tensor) -> Tensor:
+    def back(self, ops: TorchOps, sent: ExpertRows, given: Tensor, shared: Tensor) -> Tensor:
         """As Experts.back."""
         return ops.join_choices(
             self.group.there.swap(given.view(self.group.size, -1, *given.shape[1:])), shared

@@ -137,8 +137,8 @@ def _code(
 
 @triton.jit
 def _down(
-    act, act_scales, w, scales, words, slots, owners, out, blocks, hidden,
-    ROWS: tl.constexpr, OUTPUTS: tl.constexpr, STAGES: tl.constexpr, EVEN: tl.constexpr,
+    act, act_scales, w, scales, words, slots, owners, out, blocks, hidden, home_at, share,
+    ROWS: tl.constexpr, OUTPUTS: tl.constexpr, STAGES: tl.constexpr, EVEN: tl.constexpr, HOME: tl.constexpr,
 ):  # fmt: skip
     block = tl.program_id(1)
     await_previous()
@@ -161,4 +161,11 @@ def _down(
         value, x_scale = tl.load(x_at + step * 128), tl.load(x_scale_at + step * ROWS)
         total = _add(total, code, scale, words + line + first, value, x_scale, EVEN)
     value = convert(tl.trans(_scaled(total, words + line, EVEN)), tl.bfloat16)
-    tl.store(out + choice[:, None] * hidden + n[None, :], value, mask=live[:, None])
+    if HOME:
+        # `out` has the address of each rank's memory, which takes the rows of its own choices.
+        rank = choice // share
+        base = tl.load(out + rank) + home_at + (choice - rank * share) * hidden * 2
+        at = tl.multiple_of(base.to(tl.pointer_type(tl.bfloat16)), 16)
+        tl.store(at[:, None] + n[None, :], value, mask=live[:, None])
+    else:
+        tl.store(out + choice[:, None] * hidden + n[None, :], value, mask=live[:, None])

@@ -111,21 +111,40 @@ def _sorted(scales: Tensor, blocks: Blocks, choices: int) -> Tensor:
     return out
 
 
-def down(act: Coded, experts: Fp4Experts, blocks: Blocks, cut: Cut, out: Tensor | None = None) -> Tensor:
+@dataclass(frozen=True)
+class Home:
+    """Memory of every rank, for the rows of its own choices.
+
+    bases  int64 [P]: the ranks' addresses, multiples of 16
+    at     the byte there that has the first choice; a multiple of 16
+    share  choices of a rank: those of rank r begin at r times this
+    """
+
+    bases: Tensor
+    at: int
+    share: int
+
+
+def down(
+    act: Coded, experts: Fp4Experts, blocks: Blocks, cut: Cut, out: Tensor | Home | None = None
+) -> Tensor:
     """What each choice's expert gives; bfloat16 [T k, H]. Rows of ids outside 0..E - 1 aren't written.
 
-    out     where it goes; None: new memory, with anything in such rows
+    out     where it goes; None: new memory, with anything in such rows; Home: there, the result is empty
     raises  ShapeMismatch
     """
     if experts.hidden % cut.outputs:
         raise ShapeMismatch(f"{cut} for {experts.hidden} outputs")
     codes, scales = act
-    if out is None:
-        out = torch.empty(codes.shape[0], experts.hidden, dtype=torch.bfloat16, device=codes.device)
+    home = out if isinstance(out, Home) else None
+    if not isinstance(out, Tensor):
+        count = 0 if home else codes.shape[0]
+        out = torch.empty(count, experts.hidden, dtype=torch.bfloat16, device=codes.device)
     if codes.shape[0]:
         _down[(experts.hidden // cut.outputs, blocks.owners.shape[0])](
             codes, scales, experts.w2, experts.s2, experts.s2.view(torch.int32), blocks.slots, blocks.owners,
-            out, experts.inner // GROUP, experts.hidden, blocks.rows, cut.outputs, cut.stages, experts.even,
+            home.bases if home else out, experts.inner // GROUP, experts.hidden, home.at if home else 0,
+            home.share if home else 1, blocks.rows, cut.outputs, cut.stages, experts.even, home is not None,
             num_warps=cut.warps, **_early(codes.shape[0]),
         )  # fmt: skip
     return out
@@ -169,5 +188,12 @@ def _rows(
         raise ShapeMismatch(f"x {tuple(x.shape)}, ids {tuple(ids.shape)}, experts of {experts.hidden}")
     ids, weights = ids.contiguous(), weights.contiguous()
     blocks = sort_choices(ids, experts.count, shape.rows)
-    act = gate_up(quantise_words(x), weights, experts, blocks, limit, shape.gate_up)
-    return down(act, experts, blocks, shape.down, out)
+    return coded_rows(quantise_words(x), weights, experts, blocks, limit, shape, out)
+
+
+def coded_rows(
+    x: Coded, weights: Tensor, experts: Fp4Experts, blocks: Blocks, limit: float, shape: ExpertShape,
+    out: Tensor | Home | None,
+) -> Tensor:  # fmt: skip
+    """What each choice's expert gives, weighted, as `down`, of rows as `quantise_words` gives them."""
+    return down(gate_up(x, weights, experts, blocks, limit, shape.gate_up), experts, blocks, shape.down, out)

@@ -16,11 +16,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from engine.errors import PageAccounting
+from engine.errors import CollectiveFailed, PageAccounting
 
 
 class Fault(IntFlag):
-    """What pointed outside; the bits of the flag."""
+    """What pointed outside, or PEER: another rank that did not write in time; the bits of the flag."""
 
     LATENT_ROW = 1
     RING_ROW = 2
@@ -30,6 +30,7 @@ class Fault(IntFlag):
     OUT_ROW = 32
     KEY_ROW = 64
     LENGTH = 128
+    PEER = 256
 
 
 LATENT_ROW = tl.constexpr(int(Fault.LATENT_ROW))
@@ -40,6 +41,7 @@ SLOT = tl.constexpr(int(Fault.SLOT))
 OUT_ROW = tl.constexpr(int(Fault.OUT_ROW))
 KEY_ROW = tl.constexpr(int(Fault.KEY_ROW))
 LENGTH = tl.constexpr(int(Fault.LENGTH))
+PEER = tl.constexpr(int(Fault.PEER))
 
 
 @triton.jit
@@ -67,6 +69,12 @@ def no_faults(device: torch.device | str) -> Tensor:
 
 
 def check_faults(bits: int) -> None:
-    """raises PageAccounting that names what pointed outside, where the flag, read by the host, has bits"""
+    """The flag, as the host read it.
+
+    raises  CollectiveFailed where another rank's device was silent, PageAccounting that names what pointed
+            outside
+    """
+    if bits & Fault.PEER:
+        raise CollectiveFailed("a device waited in vain for rows from another rank's")
     if bits:
         raise PageAccounting(f"a kernel met indices outside: {Fault(bits)!r}")

@@ -16,6 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from engine.errors import ShapeMismatch
+from engine.kernels.triton.arrivals import THREADS, Arrival, await_flags
 from engine.kernels.triton.launch import ahead, await_previous
 
 CHUNK, FEW = 2048, 512
@@ -72,31 +73,48 @@ def _route(
 
 
 @triton.jit
-def _count(ids, counts, choices, CHUNK: tl.constexpr):
-    expert = tl.program_id(0)
+def _arrive(flags, count, turns, faults, patience_ns, FLAGS: tl.constexpr):
+    """Waits for all flags of the turn that is at hand; the first program notes that they are there."""
+    turn = tl.load(turns) + 1
+    await_flags(flags, count, turn, faults, patience_ns, FLAGS, 1)
+    if tl.program_id(0) == 0:
+        tl.store(turns + 1, turn)
+
+
+@triton.jit(do_not_specialize=["flag_count"])
+def _count(
+    ids, counts, choices, first_expert, flags, flag_count, turns, faults, patience_ns,
+    CHUNK: tl.constexpr, FLAGS: tl.constexpr,
+):  # fmt: skip
+    expert = tl.program_id(0) + first_expert
     lane = tl.arange(0, CHUNK)
     await_previous()
+    if FLAGS > 0:
+        _arrive(flags, flag_count, turns, faults, patience_ns, FLAGS)
     count = tl.zeros((CHUNK,), tl.int32)
     for first in range(0, choices, CHUNK):
         own = tl.load(ids + first + lane, mask=first + lane < choices, other=-1)
         count += (own == expert).to(tl.int32)
-    tl.store(counts + expert, tl.sum(count, 0))
+    tl.store(counts + tl.program_id(0), tl.sum(count, 0))
 
 
-@triton.jit(do_not_specialize=["blocks"])
+@triton.jit(do_not_specialize=["blocks", "flag_count"])
 def _sort(
-    ids, counts, slots, owners, choices, experts, blocks,
-    ROWS: tl.constexpr, WIDE: tl.constexpr, CHUNK: tl.constexpr, COUNTED: tl.constexpr,
+    ids, counts, slots, owners, choices, experts, blocks, first_expert, flags, flag_count, turns, faults,
+    patience_ns, ROWS: tl.constexpr, WIDE: tl.constexpr, CHUNK: tl.constexpr, COUNTED: tl.constexpr,
+    FLAGS: tl.constexpr,
 ):  # fmt: skip
     expert = tl.program_id(0)
     lane = tl.arange(0, CHUNK)
     other = tl.arange(0, WIDE)
     await_previous()
+    if FLAGS > 0:
+        _arrive(flags, flag_count, turns, faults, patience_ns, FLAGS)
     if COUNTED:
         had = tl.load(counts + other, mask=other < experts, other=0)
     else:
         # All choices are one chunk: every program counts them for itself.
-        every = tl.load(ids + lane, mask=lane < choices, other=-1).to(tl.int32)
+        every = tl.load(ids + lane, mask=lane < choices, other=-1).to(tl.int32) - first_expert
         known = (every >= 0) & (every < experts)
         had = tl.histogram(tl.where(known, every, 0), WIDE, mask=known)
     tiles = (had + ROWS - 1) // ROWS
@@ -112,7 +130,7 @@ def _sort(
         place = start * ROWS
         for first in range(0, choices, CHUNK):
             own = tl.load(ids + first + lane, mask=first + lane < choices, other=-1)
-            hit = (own == expert).to(tl.int32)
+            hit = (own == expert + first_expert).to(tl.int32)
             tl.store(slots + place + tl.cumsum(hit, 0) - 1, first + lane, mask=hit > 0)
             place += tl.sum(hit, 0)
         end = (start + count) * ROWS
@@ -168,11 +186,15 @@ def block_count(choices: int, experts: int, rows: int) -> int:
     return choices // rows + min(choices, experts)
 
 
-def sort_choices(ids: Tensor, experts: int, rows: int) -> Blocks:
+def sort_choices(
+    ids: Tensor, experts: int, rows: int, first: int = 0, arrival: Arrival | None = None
+) -> Blocks:
     """Choices in blocks of one expert each; the same ids give the same blocks.
 
-    ids      [T, k] int32 or int64; ids outside 0..experts - 1 are left out
+    ids      [T, k] int32 or int64; ids outside first..first + experts - 1 are left out
     rows     of a block
+    first    id of the first expert here
+    arrival  what ids, and what the blocks' users read beside them, wait for
     """
     choices = ids.numel()
     blocks = block_count(choices, experts, rows)
@@ -180,23 +202,24 @@ def sort_choices(ids: Tensor, experts: int, rows: int) -> Blocks:
     owners = torch.empty(blocks, dtype=torch.int32, device=ids.device)
     if choices:
         ids, counts, counted = ids.contiguous(), owners, choices > FEW
-        chunk = min(CHUNK, max(128, triton.next_power_of_2(choices)))
+        chunk, early = min(CHUNK, max(128, triton.next_power_of_2(choices))), ahead(len(ids))
+        waits, flags = _waits(arrival, ids)
         if counted:
             counts = torch.empty(experts, dtype=torch.int32, device=ids.device)
-            _count[(experts,)](ids, counts, choices, chunk)
+            _count[(experts,)](ids, counts, choices, first, *waits, chunk, flags)
+            flags = 0
         wide = triton.next_power_of_2(experts)
         _sort[(experts + 1,)](
-            ids,
-            counts,
-            slots,
-            owners,
-            choices,
-            experts,
-            blocks,
-            rows,
-            wide,
-            chunk,
-            counted,
-            **ahead(len(ids)),
-        )
+            ids, counts, slots, owners, choices, experts, blocks, first, *waits, rows, wide, chunk, counted,
+            flags, **early,
+        )  # fmt: skip
     return Blocks(slots, owners, rows)
+
+
+def _waits(arrival: Arrival | None, unread: Tensor) -> tuple[tuple[Tensor, int, Tensor, Tensor, int], int]:
+    """A kernel's arguments, and its lanes for flags: none where it waits for nothing."""
+    if arrival is None:
+        return (unread, 0, unread, unread, 0), 0
+    count = arrival.flags.numel()
+    waits = arrival.flags, count, arrival.turns, arrival.faults, arrival.patience_ns
+    return waits, max(THREADS, triton.next_power_of_2(count))

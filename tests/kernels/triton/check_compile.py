@@ -18,6 +18,7 @@ from engine.kernels.triton import (
     mhc,
     mhc_enter,
     mhc_mix,
+    near,
     norm,
     one_row,
     pack,
@@ -39,6 +40,7 @@ EXPERTS = {
 }  # fmt: skip
 FLOATS = {"eps", "hc_eps", "limit", "scaling"}
 ENTERED = {"ITERATIONS": 20, "WIDE": 4096, "CODED": True, "SIZE": 128, "FLOOR": 1e-4}
+WAITING = {"flags": "*i64", "turns": "*i64", "faults": "*i32", "patience_ns": "i64"}
 ROUTED = {"COUNT": 6, "PADDED": 8, "WIDE": 256}
 CASES: dict[str, tuple[Any, dict[str, str], dict[str, Any]]] = {
     "quantise": (quantise._quantise, {"scales": "*fp32"}, {"FLOOR": 1e-4, "GROUPS": 8, "SIZE": 128}),
@@ -103,9 +105,12 @@ CASES: dict[str, tuple[Any, dict[str, str], dict[str, Any]]] = {
         project._add, {"parts": "*fp32", "biases": "*fp32", "at": "*i64", "out": "*fp32"},
         {"PARTS": 8, "WIDE": 1024},
     ),
-    "count": (routing._count, {}, {"CHUNK": 512}),
-    "sort": (routing._sort, {}, {"ROWS": 16, "WIDE": 256, "CHUNK": 2048, "COUNTED": True}),
-    "count and sort": (routing._sort, {}, {"ROWS": 16, "WIDE": 256, "CHUNK": 512, "COUNTED": False}),
+    "count": (routing._count, {}, {"CHUNK": 512, "FLAGS": 0}),
+    "count what arrives": (routing._count, WAITING, {"CHUNK": 512, "FLAGS": 256}),
+    "sort": (routing._sort, {}, {"ROWS": 16, "WIDE": 256, "CHUNK": 2048, "COUNTED": True, "FLAGS": 0}),
+    "count and sort": (
+        routing._sort, WAITING, {"ROWS": 16, "WIDE": 256, "CHUNK": 512, "COUNTED": False, "FLAGS": 128},
+    ),
     "gate_up": (
         experts._gate_up, EXPERTS | {"act": "*u8"},
         {
@@ -123,11 +128,23 @@ CASES: dict[str, tuple[Any, dict[str, str], dict[str, Any]]] = {
     "code": (
         experts._code, {"codes": "*u8", "scales": "*fp32"}, {"ROWS": 64, "GROUP": 128, "FLOOR": 1e-4},
     ),
-    "down": (experts._down, EXPERTS, {"ROWS": 16, "OUTPUTS": 128, "STAGES": 4, "EVEN": True}),
+    "down": (experts._down, EXPERTS, {"ROWS": 16, "OUTPUTS": 128, "STAGES": 4, "EVEN": True, "HOME": False}),
+    "down home": (
+        experts._down, {**EXPERTS, "out": "*i64"},
+        {"ROWS": 16, "OUTPUTS": 128, "STAGES": 4, "EVEN": True, "HOME": True},
+    ),
     "combine": (combine._combine, {}, {"CHOICES": 6, "WIDE": 1024, "EXTRA": True}),
     "clear": (combine._clear, {}, {"CHOICES": 6, "PADDED": 8, "WIDE": 1024}),
     "join": (combine._join, {}, {"PARTS": 2, "CHOICES": 6, "WIDE": 1024}),
     "pack": (pack._pack, {"out": "*u8"}, {"CHOICES": 6, "PADDED": 8, "WIDE": 4096}),
+    "push": (
+        near._push, {"bases": "*i64", "turns": "*i64"},
+        {"RANKS": 2, "CHOICES": 6, "PADDED": 8, "GROUPS": 32, "FLOOR": 1e-4},
+    ),
+    "join home": (
+        near._join_home, {**WAITING, "back": "*bf16", "through": "*i64", "bases": "*i64"},
+        {"RANKS": 2, "CHOICES": 6, "WIDE": 1024, "APART": 16, "THREADS": 128},
+    ),
     "unpack": (pack._unpack, {"packed": "*u8"}, {"CHOICES": 6, "PADDED": 8, "WIDE": 4096}),
 }  # fmt: skip
 
@@ -157,3 +174,5 @@ def test_compiles(name: str) -> None:
     text = compiled(*CASES[name])
     if name.startswith(("linear", "gate_up", "down")):
         assert "wgmma.mma_async" in text
+    if name in ("push", "down home"):
+        assert "st.global.v4.b32" in text, "rows for another device go in wide words"

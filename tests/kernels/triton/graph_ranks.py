@@ -29,6 +29,7 @@ from engine.runner.forward import commit_step
 from engine.runner.graph_layout import GraphKey
 from engine.runner.graph_path import TargetPath
 from engine.runner.graphs import Graphs
+from engine.runner.near import close_near, open_near
 from tests.kernels.triton.check_ops import FIELDS
 
 RANKS, SILENT_S, END_S = 2, 60.0, 60.0
@@ -38,8 +39,11 @@ STEPS = ((5, (1, 1)), (6, (2, 1)), (8, (1,)))
 """First position of all requests, and rows of each; the ranks' numbers differ in the last one."""
 
 
-def told_by_ranks(device: str) -> Iterator[str]:
-    """A line for each thing that both ranks have shown. raises RuntimeError with a rank's words"""
+def told_by_ranks(device: str, shared: bool = False) -> Iterator[str]:
+    """A line for each thing that both ranks have shown. raises RuntimeError with a rank's words
+
+    shared  experts' rows go by memory of the devices, not by collectives
+    """
     # Both ranks are on this host: the loopback interface is there whatever else is.
     os.environ |= {"NCCL_SOCKET_IFNAME": "lo", "GLOO_SOCKET_IFNAME": "lo"}
     context = multiprocessing.get_context("spawn")
@@ -48,7 +52,7 @@ def told_by_ranks(device: str) -> Iterator[str]:
         for rank in range(RANKS):
             near, far = context.Pipe()
             process = context.Process(
-                target=live, args=(rank, device, f"file://{folder}/meet", far), daemon=True
+                target=live, args=(rank, device, shared, f"file://{folder}/meet", far), daemon=True
             )
             process.start()
             far.close()
@@ -86,18 +90,22 @@ def _same(lines: list[str]) -> str:
     return lines[0]
 
 
-def live(rank: int, device: str, meet_at: str, pipe: Connection) -> None:
+def live(rank: int, device: str, shared: bool, meet_at: str, pipe: Connection) -> None:
     """A rank's process: what it shows, then the end in the order of a server's."""
     torch.set_num_threads(1)
     try:
         where = torch.device(device, rank if device == "cuda" else None)
         groups = open_groups(rank, RANKS, RANKS, where, meet_at, SILENT_S)
+        if shared:
+            groups = open_near(groups, where, SILENT_S, print)
+            assert groups.ep.near is not None
         graphs = _shown(groups, where, pipe)
         graphs.close()
         del graphs
         gc.collect()
         if device == "cuda":
             torch.cuda.empty_cache()
+        close_near(groups)
         close_groups(groups)
         pipe.send(("line", "closed"))
     except BaseException:

@@ -1,0 +1,80 @@
+"""Waiting for what another rank's device wrote into this one's memory, and telling that something is written.
+
+A turn is a number that all ranks count alike. Who wrote stores it as a flag in the other one's memory, after
+what it wrote; who reads waits until its flag has this turn. A flag is written once a turn, and for the next
+turn not before this one was read: it is equal or not yet there. Turns are int64 and never come round.
+"""
+
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, misc"
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra.cuda import globaltimer
+
+from engine.kernels.triton.faults import PEER, report
+from engine.kernels.triton.formats import INTERPRETED
+
+SPIN_NS = tl.constexpr(1000)
+"""What a look at the flags counts for where kernels are interpreted and have no clock."""
+
+
+THREADS = 128
+"""Of a program that waits: no fewer lanes than these."""
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """What a kernel waits for before it reads anything else.
+
+    flags        int64, contiguous: each has the turn when its rank has written
+    turns        int64 [2]: turns that were begun by a push, and by an arrival
+    faults       int32 [1], see faults.py; PEER where a flag is missing after `patience_ns`
+    """
+
+    flags: Tensor
+    turns: Tensor
+    faults: Tensor
+    patience_ns: int
+
+
+@triton.jit
+def await_flags(flags, count, turn, faults, patience_ns, WIDE: tl.constexpr, APART: tl.constexpr):
+    """Until `count` flags that lie APART have this turn, or patience is over, or something failed before.
+
+    WIDE  at least `count`, and THREADS
+    """
+    lane = tl.arange(0, WIDE)
+    begin = tl.zeros((), tl.int64) if INTERPRETED else globaltimer()
+    spent = begin - begin
+    behind = 1
+    while behind == 1:
+        seen = tl.load(flags + lane * APART, mask=lane < count, other=0, volatile=True)
+        behind = tl.max(((seen != turn) & (lane < count)).to(tl.int32), 0)
+        if INTERPRETED:
+            spent += SPIN_NS
+        else:
+            spent = globaltimer() - begin
+        # Each thread has a lane of its own, and reads clock and fault at another time: all go by one answer.
+        late = (spent + lane > patience_ns) | (tl.load(faults + lane * 0, volatile=True) != 0)
+        if (behind == 1) & (tl.max(late.to(tl.int32), 0) == 1):
+            report(faults, PEER)
+            behind = 2
+    if not INTERPRETED:
+        tl.inline_asm_elementwise(
+            "fence.acq_rel.sys; mov.u32 $0, 0;", "=r", [], dtype=tl.int32, is_pure=False, pack=1
+        )
+    tl.debug_barrier()
+
+
+@triton.jit
+def tell(bases, at, turn, RANKS: tl.constexpr):
+    """Stores the turn at byte `at` of every rank's memory, after all that this program wrote."""
+    tl.debug_barrier()
+    for rank in tl.static_range(RANKS):
+        flag = (tl.load(bases + rank) + at).to(tl.pointer_type(tl.int64))
+        tl.atomic_xchg(flag, turn, sem="release", scope="sys")

@@ -1,0 +1,160 @@
+"""Opens the memory that kernels of all ranks reach: a region of each device, handed to every other rank."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from itertools import combinations
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from engine.errors import ConfigError, DescriptorError, RegionInUse
+from engine.model.groups import Groups, Near
+from engine.transport import Kind, Layout
+from engine.transport.connections import Connection, Identity, Rendezvous, connect, identity_of
+from engine.transport.cuda import Driver
+from engine.transport.descriptors import accept, offer
+from engine.transport.device import DeviceImporter, DeviceRegion
+from engine.transport.tensors import device_tensor
+
+BYTES = 64 << 20
+"""Of a region: room for about a thousand rows of each of two ranks in DeepSeek-V4-Flash."""
+WITHIN_S = 60.0
+
+
+class _Rank(NamedTuple):
+    """What a rank tells the others: where it waits, who it is, its device; or why its device can't."""
+
+    path: str
+    identity: Identity
+    uuid: bytes
+    token: bytes
+    fault: str
+
+
+def open_near(
+    groups: Groups, device: torch.device, patience_s: float, say: Callable[[str], None], size: int = BYTES
+) -> Groups:
+    """These groups, whose experts' group shares memory where all of its devices reach each other.
+
+    Called by every rank after `open_groups`. Where one can't, none does, and each says why: experts' rows go
+    by the group's collectives then. `close_near` ends it.
+
+    patience_s  how long a kernel waits for another rank's
+    raises      DescriptorError where a rank is lost meanwhile
+    """
+    if groups.ep.size == 1 or device.type != "cuda":
+        return groups
+    opening = _Opening(groups.ep.rank, device.index or 0, size)
+    try:
+        if fault := opening.prepare():
+            say(f"devices share no memory, experts' rows go by collectives: {fault}")
+            return groups
+        regions = opening.exchange()
+    finally:
+        opening.rendezvous.close()
+    tensors = tuple(device_tensor(region, opening.number, torch.uint8, (size,)) for region in regions)
+    # Nobody tells a turn before all have their regions, which are cleared then.
+    dist.barrier(group=opening.group)
+    say(f"experts' rows go by memory of the devices: {size >> 20} MiB of each")
+    return replace(groups, ep=replace(groups.ep, near=Near(tensors, patience_s, regions)))
+
+
+def close_near(groups: Groups) -> None:
+    """Lets the memory go, where it was opened; what kernels or tensors still use goes with the process."""
+    if groups.ep.near is not None:
+        for region in groups.ep.near.owners:
+            with suppress(RegionInUse):
+                region.close()
+
+
+class _Opening:
+    """One rank's part of it."""
+
+    def __init__(self, rank: int, number: int, size: int) -> None:
+        self.rank, self.number, self._size = rank, number, size
+        self.rendezvous, self.group = Rendezvous(), dist.new_group(backend="gloo")
+        self._own: DeviceRegion | None = None
+        self._driver: Driver | None = None
+        self._ranks: list[_Rank] = []
+
+    def prepare(self) -> str:
+        """Makes this rank's region, cleared; returns why some rank can't go on, or nothing."""
+        uuid, fault = b"", ""
+        try:
+            self._driver = Driver()
+            uuid = self._driver.uuid(self.number)
+            self._own = DeviceRegion.create(self._driver, self._size, self.number)
+            device_tensor(self._own, self.number, torch.uint8, (self._size,)).zero_()
+            # No stream of this process orders what other processes write there.
+            torch.cuda.current_stream(self.number).synchronize()
+        except (DescriptorError, ConfigError) as error:
+            fault = str(error)
+        told = _Rank(self.rendezvous.path, identity_of(os.getpid()), uuid, secrets.token_bytes(16), fault)
+        self._ranks = _gathered(told, self.group)
+        if all(not rank.fault for rank in self._ranks):
+            fault = self._reach()
+        return _first(_gathered(fault, self.group))
+
+    def _reach(self) -> str:
+        """Why this rank's device doesn't reach every other rank's, if it doesn't."""
+        assert self._driver is not None
+        try:
+            for rank in self._ranks:
+                self._driver.check_reaches(self.number, self._driver.device_of(rank.uuid))
+        except DescriptorError as error:
+            return str(error)
+        return ""
+
+    def exchange(self) -> tuple[DeviceRegion, ...]:
+        """All ranks' regions, by rank. raises DescriptorError"""
+        assert self._own is not None
+        regions = {self.rank: self._own}
+        for pair in combinations(range(len(self._ranks)), 2):
+            if self.rank in pair:
+                other = sum(pair) - self.rank
+                with self._connected(pair, other) as connection:
+                    regions[other] = self._swapped(connection, other)
+            # A rendezvous takes whoever comes first: one pair at a time.
+            dist.barrier(group=self.group)
+        return tuple(regions[rank] for rank in sorted(regions))
+
+    def _connected(self, pair: tuple[int, int], other: int) -> Connection:
+        host, peer = self._ranks[pair[0]], self._ranks[other].identity
+        way = host.token, self.rank, other, peer, WITHIN_S
+        return self.rendezvous.accept(*way) if self.rank == pair[0] else connect(host.path, *way)
+
+    def _swapped(self, connection: Connection, other: int) -> DeviceRegion:
+        assert self._own is not None
+        assert self._driver is not None
+        importer, found = DeviceImporter(self._driver, (self.number,)), None
+        for giving in sorted((self.rank, other)):
+            layout = self._layout(self._ranks[giving].uuid)
+            if giving == self.rank:
+                offer(connection, layout, [self._own], WITHIN_S)
+            else:
+                found = accept(connection, layout, importer, WITHIN_S)[0]
+        assert found is not None
+        return found
+
+    def _layout(self, uuid: bytes) -> Layout:
+        assert self._driver is not None
+        unit = self._driver.granularity(self.number)
+        return Layout(Kind.CUDA_VMM, ((0, self._size),), self._size, unit, 0, uuid)
+
+
+def _gathered(told: Any, group: Any) -> list[Any]:
+    """What every rank told, by rank."""
+    out: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(out, told, group=group)
+    return out
+
+
+def _first(faults: list[str]) -> str:
+    """Of the first rank that has one."""
+    return next((f"rank {rank}: {fault}" for rank, fault in enumerate(faults) if fault), "")
