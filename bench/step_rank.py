@@ -6,7 +6,7 @@ import gc
 import statistics
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -26,7 +26,7 @@ from engine.model.model import DeepseekV4
 from engine.rank_weights import rank_weights
 from engine.runner.collectives import close_groups, open_groups
 from engine.runner.forward import commit_step, forward
-from engine.runner.near import close_near, open_near
+from engine.runner.near import bytes_of_steps, close_near, open_near
 from engine.start_memory import MemoryTable, weights_by_kind
 
 SILENT_S = 120.0
@@ -58,6 +58,12 @@ class Job:
         return self.settings.dp_size
 
 
+def largest_of(job: Job) -> Settings:
+    """The job's settings, with its largest case as the largest chunk."""
+    rows = max((case.requests * case.width for case in job.cases), default=1)
+    return replace(job.settings, chunked_prefill_size=rows)
+
+
 def live(rank: int, job: Job, meet_at: str, pipe: Connection) -> None:
     """A rank's process. It tells ("parity", figures) where asked, ("loaded", figures), then ("row", figures)
     a case; or ("failed", text).
@@ -69,7 +75,7 @@ def live(rank: int, job: Job, meet_at: str, pipe: Connection) -> None:
     try:
         groups = open_groups(rank, job.ranks, job.settings.ep_size, device, meet_at, SILENT_S)
         try:
-            groups = open_near(groups, device, SILENT_S, print)
+            groups = open_near(groups, device, bytes_of_steps(largest_of(job)), SILENT_S, print)
             measure(job, groups, device, pipe)
         finally:
             gc.collect()

@@ -78,6 +78,8 @@ def load_rank(settings: Settings, say: Say, groups: Groups = ALONE) -> Loaded:
             # Last: each capture gives back to the device what the allocator has kept.
             LargestSteps(runner, admitted(settings, sizes, block), say).run()
     memory.note_rest("workspaces and graphs", _SMALLER_STEPS)
+    if groups.ep.near is not None:
+        memory.note("experts' rows of other ranks", groups.ep.near.regions[0].numel(), _SMALLER_STEPS)
     for line in memory.lines():
         say(line)
     costs = cost_table_for(settings, subject_of(runner), say) if _scheduled(speculation) else None

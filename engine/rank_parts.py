@@ -77,7 +77,7 @@ class ModelParts:
         from engine.loading import load_rank
         from engine.model.groups import ONE, Group, Groups
         from engine.runner.collectives import open_groups
-        from engine.runner.near import open_near
+        from engine.runner.near import bytes_of_steps, open_near
 
         ranks, device = settings.dp_size, torch.device(settings.device)
         self._device = settings.device
@@ -86,7 +86,7 @@ class ModelParts:
             return load_rank(settings, say, Groups(Group(self._rank, ranks, None, None), ONE))
         meet_at = f"file://{self._meeting}/groups"
         self._groups = open_groups(self._rank, ranks, settings.ep_size, device, meet_at, settings.watchdog_s)
-        self._groups = open_near(self._groups, device, settings.watchdog_s, say)
+        self._groups = open_near(self._groups, device, bytes_of_steps(settings), settings.watchdog_s, say)
         return load_rank(settings, say, self._groups)
 
     def device(

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from engine.kernels.near_planes import planes, rows_within
 from engine.kernels.triton.experts import ExpertShape, Home, coded_rows, shape_for
-from engine.kernels.triton.near import Pushed, Reach, join_home, planes, push, rows_within
+from engine.kernels.triton.near import Pushed, Reach, join_home, push
 from engine.kernels.triton.routing import sort_choices
 from engine.model.config import ModelConfig
 from engine.model.expert_weights import MoeWeights

@@ -13,7 +13,10 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
+from engine.config import Settings
 from engine.errors import ConfigError, DescriptorError, RegionInUse
+from engine.kernels.near_planes import bytes_for
+from engine.model.config import ModelConfig
 from engine.model.groups import Groups, Near
 from engine.transport import Kind, Layout
 from engine.transport.connections import Connection, Identity, Rendezvous, connect, identity_of
@@ -22,9 +25,17 @@ from engine.transport.descriptors import accept, offer
 from engine.transport.device import DeviceImporter, DeviceRegion
 from engine.transport.tensors import device_tensor
 
-BYTES = 64 << 20
-"""Of a region: room for about a thousand rows of each of two ranks in DeepSeek-V4-Flash."""
 WITHIN_S = 60.0
+
+
+def bytes_of_steps(settings: Settings) -> int:
+    """Of a region with room for the largest steps: a chunk of prompts beside requests that decode.
+
+    raises ConfigError
+    """
+    config, rows = ModelConfig.from_json(settings.model_path), settings.chunked_prefill_size
+    rows += settings.max_running_requests
+    return bytes_for(settings.dp_size, rows, config.hidden_size, config.num_experts_per_tok)
 
 
 class _Rank(NamedTuple):
@@ -38,13 +49,14 @@ class _Rank(NamedTuple):
 
 
 def open_near(
-    groups: Groups, device: torch.device, patience_s: float, say: Callable[[str], None], size: int = BYTES
+    groups: Groups, device: torch.device, size: int, patience_s: float, say: Callable[[str], None]
 ) -> Groups:
     """These groups, whose experts' group shares memory where all of its devices reach each other.
 
     Called by every rank after `open_groups`. Where one can't, none does, and each says why: experts' rows go
     by the group's collectives then. `close_near` ends it.
 
+    size        of each rank's region at least, in bytes; equal on all ranks
     patience_s  how long a kernel waits for another rank's
     raises      DescriptorError where a rank is lost meanwhile
     """
@@ -58,10 +70,10 @@ def open_near(
         regions = opening.exchange()
     finally:
         opening.rendezvous.close()
-    tensors = tuple(device_tensor(region, opening.number, torch.uint8, (size,)) for region in regions)
+    tensors = tuple(device_tensor(one, opening.number, torch.uint8, (one.nbytes,)) for one in regions)
     # Nobody tells a turn before all have their regions, which are cleared then.
     dist.barrier(group=opening.group)
-    say(f"experts' rows go by memory of the devices: {size >> 20} MiB of each")
+    say(f"experts' rows go by memory of the devices: {tensors[0].numel() >> 20} MiB of each")
     return replace(groups, ep=replace(groups.ep, near=Near(tensors, patience_s, regions)))
 
 
@@ -88,7 +100,8 @@ class _Opening:
         uuid, fault = b"", ""
         try:
             self._driver = Driver()
-            uuid = self._driver.uuid(self.number)
+            uuid, unit = self._driver.uuid(self.number), self._driver.granularity(self.number)
+            self._size = -(-self._size // unit) * unit
             self._own = DeviceRegion.create(self._driver, self._size, self.number)
             device_tensor(self._own, self.number, torch.uint8, (self._size,)).zero_()
             # No stream of this process orders what other processes write there.

@@ -1,9 +1,9 @@
 """Rows written straight into the memory of the rank that computes or keeps them, and sums of what came back.
 
-Every rank has one region that all reach (model/groups.py, `Near`), cut as `Planes` say. A push writes this
-rank's rows, as FP8 codes, beside their choices into every region, and tells each row's flag; who sorts the
-choices waits for all flags. The experts' second product writes each choice's row into the region of the rank
-that sent it, and the join, which every rank begins by telling all others that it is through with that
+Every rank has one region that all reach (model/groups.py, `Near`), cut as near_planes.py says. A push writes
+this rank's rows, as FP8 codes, beside their choices into every region, and tells each row's flag; who sorts
+the choices waits for all flags. The experts' second product writes each choice's row into the region of the
+rank that sent it, and the join, which every rank begins by telling all others that it is through with that
 product, waits for those flags and adds a row's choices in their order. Of a turn's two exchanges each is read
 before the other one ends, so that nothing is written over that is still to be read.
 
@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from itertools import accumulate
 
 import torch
 import triton
@@ -24,51 +23,11 @@ import triton.language as tl
 from torch import Tensor
 
 from engine.errors import ShapeMismatch
+from engine.kernels.near_planes import LINE, Planes
 from engine.kernels.triton.arrivals import THREADS, Arrival, await_flags, tell
 from engine.kernels.triton.formats import AMAX_FLOOR, GROUP, convert, power_of_two
 from engine.kernels.triton.launch import ahead, await_previous
 from engine.kernels.triton.quantise import code_words
-
-LINE = 128
-"""Bytes between what is written by different ranks, and between planes."""
-
-
-@dataclass(frozen=True)
-class Planes:
-    """How a region is cut, for steps of at most `rows` rows of each rank: the byte that each plane begins at.
-
-    Rows of all ranks, [P R] in rank order, have flags (at 0), codes, scales, ids and weights; then come a
-    flag of each rank that is through with its products, a line apart, and the rows of this rank's choices
-    [R k, H]. A step of fewer rows takes the first ones of each plane.
-    """
-
-    ranks: int
-    rows: int
-    hidden: int
-    choices: int
-    codes: int
-    scales: int
-    ids: int
-    weights: int
-    through: int
-    back: int
-    bytes: int
-
-
-def planes(ranks: int, rows: int, hidden: int, choices: int) -> Planes:
-    """The planes for these sizes; `hidden` is a multiple of 128."""
-    every = ranks * rows
-    sizes = (
-        8 * every, every * hidden, every * hidden // GROUP * 4, every * choices * 4, every * choices * 4,
-        ranks * LINE, rows * choices * hidden * 2,
-    )  # fmt: skip
-    return Planes(ranks, rows, hidden, choices, *accumulate(-(-size // LINE) * LINE for size in sizes))
-
-
-def rows_within(size: int, ranks: int, hidden: int, choices: int) -> int:
-    """The most rows of each rank for which a region of so many bytes has room."""
-    row = ranks * (8 + hidden + hidden // GROUP * 4 + 8 * choices) + choices * hidden * 2
-    return max(0, (size - (ranks + 6) * LINE) // row)
 
 
 @triton.jit(do_not_specialize=["count", "rank", "rows"])

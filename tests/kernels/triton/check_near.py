@@ -6,10 +6,11 @@ import pytest
 import torch
 
 from engine.errors import CollectiveFailed, ShapeMismatch
+from engine.kernels.near_planes import LINE, bytes_for, planes, rows_within
 from engine.kernels.triton import near, routing
 from engine.kernels.triton.arrivals import Arrival
 from engine.kernels.triton.faults import check_faults, no_faults
-from engine.kernels.triton.near import Planes, Reach, planes, rows_within
+from engine.kernels.triton.near import Reach
 from tests.kernels.triton import near_ranks
 from tests.kernels.triton.cases import DEVICE, values
 
@@ -21,15 +22,16 @@ def test_two_ranks_get_the_bits_that_collectives_give() -> None:
 
 def test_a_region_has_room_for_the_rows_it_is_said_to_have() -> None:
     for size in (10, 4096, 123_456, 1 << 20):
-        for ranks, hidden, choices in ((2, 256, 2), (2, 4096, 6), (5, 128, 3)):
-            rows = rows_within(size, ranks, hidden, choices)
-            assert rows == 0 or planes(ranks, rows, hidden, choices).bytes <= size
-            assert planes(ranks, rows + 2 + ranks, hidden, choices).bytes > size - 8 * near.LINE
+        for sizes in ((2, 256, 2), (2, 4096, 6), (5, 128, 3)):
+            rows = rows_within(size, sizes[0], *sizes[1:])
+            assert rows == 0 or planes(sizes[0], rows, *sizes[1:]).bytes <= size
+            assert planes(sizes[0], rows + 2 + sizes[0], *sizes[1:]).bytes > size - 8 * LINE
+            assert rows_within(bytes_for(sizes[0], rows + 1, *sizes[1:]), sizes[0], *sizes[1:]) > rows
 
 
 def alone(patience_ns: int) -> tuple[Reach, torch.Tensor]:
     """The first of two ranks, whose regions are both here; and the other one's region."""
-    cut: Planes = planes(2, 4, 128, 2)
+    cut = planes(2, 4, 128, 2)
     own, other = (torch.zeros(cut.bytes, dtype=torch.uint8, device=DEVICE) for _ in range(2))
     bases = torch.tensor([own.data_ptr(), other.data_ptr()], device=DEVICE)
     turns = torch.zeros(2, dtype=torch.int64, device=DEVICE)

@@ -97,7 +97,7 @@ def live(rank: int, device: str, shared: bool, meet_at: str, pipe: Connection) -
         where = torch.device(device, rank if device == "cuda" else None)
         groups = open_groups(rank, RANKS, RANKS, where, meet_at, SILENT_S)
         if shared:
-            groups = open_near(groups, where, SILENT_S, print)
+            groups = open_near(groups, where, 1 << 20, SILENT_S, print)
             assert groups.ep.near is not None
         graphs = _shown(groups, where, pipe)
         graphs.close()

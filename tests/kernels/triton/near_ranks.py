@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from engine.kernels.near_experts import NearExperts, NearRows
-from engine.kernels.triton.near import rows_within
+from engine.kernels.near_planes import rows_within
 from engine.kernels.triton_ops import TritonOps
 from engine.model.config import ModelConfig
 from engine.model.expert_layout import laid_experts
@@ -60,7 +60,7 @@ def live(rank: int, meet_at: str, regions: list[Tensor], pipe: multiprocessing.c
     device = torch.device(DEVICE, rank if DEVICE == "cuda" else None)
     groups = open_groups(rank, RANKS, RANKS, device, meet_at, SILENT_S)
     if DEVICE == "cuda":
-        groups = open_near(groups, device, SILENT_S, print, ROOM)
+        groups = open_near(groups, device, ROOM, SILENT_S, print)
     else:
         groups = replace(groups, ep=replace(groups.ep, near=Near(tuple(regions), SILENT_S, ())))
     assert groups.ep.near is not None

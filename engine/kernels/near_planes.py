@@ -1,0 +1,59 @@
+"""How memory that ranks' kernels share is cut: where what lies, and how much of it a step takes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import accumulate
+
+GROUP = 128
+"""Channels of a row that have one scale."""
+LINE = 128
+"""Bytes between what is written by different ranks, and between planes."""
+
+
+@dataclass(frozen=True)
+class Planes:
+    """The byte at which each plane begins, for steps of at most `rows` rows of each rank.
+
+    Rows of all ranks, [P R] in rank order, have flags (at 0), codes, scales, ids and weights; then come a
+    flag of each rank that is through with its products, a line apart, and the rows of this rank's choices
+    [R k, H]. A step of fewer rows takes the first ones of each plane.
+    """
+
+    ranks: int
+    rows: int
+    hidden: int
+    choices: int
+    codes: int
+    scales: int
+    ids: int
+    weights: int
+    through: int
+    back: int
+    bytes: int
+
+
+def planes(ranks: int, rows: int, hidden: int, choices: int) -> Planes:
+    """The planes for these sizes; `hidden` is a multiple of 128."""
+    every = ranks * rows
+    sizes = (
+        8 * every, every * hidden, every * hidden // GROUP * 4, every * choices * 4, every * choices * 4,
+        ranks * LINE, rows * choices * hidden * 2,
+    )  # fmt: skip
+    return Planes(ranks, rows, hidden, choices, *accumulate(-(-size // LINE) * LINE for size in sizes))
+
+
+def rows_within(size: int, ranks: int, hidden: int, choices: int) -> int:
+    """Rows of each rank for which a region of so many bytes has room."""
+    row = ranks * (8 + hidden + hidden // GROUP * 4 + 8 * choices) + choices * hidden * 2
+    return max(0, (size - _between(ranks)) // row)
+
+
+def bytes_for(ranks: int, rows: int, hidden: int, choices: int) -> int:
+    """Of a region that has room for so many rows of each rank."""
+    return planes(ranks, rows, hidden, choices).bytes + _between(ranks)
+
+
+def _between(ranks: int) -> int:
+    """The most that flags of ranks and the planes' ends take."""
+    return (ranks + 6) * LINE
