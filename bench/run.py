@@ -101,6 +101,11 @@ def add_step_arguments(parser: argparse.ArgumentParser) -> None:
         "--contexts", type=numbers, default=[1024, 65536], help="step: tokens (default 1024,65536)"
     )
     parser.add_argument(
+        "--collectives",
+        action="store_true",
+        help="step: experts' rows go by collectives also where devices reach each other's memory",
+    )
+    parser.add_argument(
         "--within-s",
         type=float,
         default=0.0,

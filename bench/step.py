@@ -57,9 +57,10 @@ def job_of(args: argparse.Namespace) -> Job:
         kernels=args.kernels, dp_size=ranks, ep_size=ranks, kv_cache_dtype=args.kv_cache_dtype,
     )  # fmt: skip
     if args.quick:
-        return Job(settings, args.layers or 4, cases([2], [300], [40]), 3, parity=True)
+        made = cases([2], [300], [40])
+        return Job(settings, args.layers or 4, made, 3, parity=True, collectives=args.collectives)
     made = cases(args.batches, args.contexts, args.chunks)
-    return Job(settings, args.layers, made, 20, parity=cuda)
+    return Job(settings, args.layers, made, 20, parity=cuda, collectives=args.collectives)
 
 
 def measure(job: Job, within_s: float = 0.0) -> dict[str, Any]:

@@ -40,10 +40,11 @@ WORKSPACE = 8 << 30
 class Job:
     """What a rank is started for.
 
-    settings  geometry, device, type and kernel set; weights are dummies
-    layers    of the geometry that are built; 0: all
-    repeats   timed runs of a case
-    parity    a few layers are compared with their oracle, and with one rank, before
+    settings     geometry, device, type and kernel set; weights are dummies
+    layers       of the geometry that are built; 0: all
+    repeats      timed runs of a case
+    parity       a few layers are compared with their oracle, and with one rank, before
+    collectives  experts' rows go by collectives also where devices reach each other's memory
     """
 
     settings: Settings
@@ -51,6 +52,7 @@ class Job:
     cases: Sequence[Case]
     repeats: int
     parity: bool = False
+    collectives: bool = False
 
     @property
     def ranks(self) -> int:
@@ -75,7 +77,9 @@ def live(rank: int, job: Job, meet_at: str, pipe: Connection) -> None:
     try:
         groups = open_groups(rank, job.ranks, job.settings.ep_size, device, meet_at, SILENT_S)
         try:
-            groups = open_near(groups, device, bytes_of_steps(largest_of(job)), SILENT_S, print)
+            if not job.collectives:
+                size = bytes_of_steps(largest_of(job))
+                groups = open_near(groups, device, size, SILENT_S, print)
             measure(job, groups, device, pipe)
         finally:
             gc.collect()
@@ -101,7 +105,8 @@ def measure(job: Job, groups: Groups, device: torch.device, pipe: Connection) ->
         end.record()
         end.synchronize()
         told["load_s"] = round(1e-3 * begin.elapsed_time(end), 2)
-    pipe.send(("loaded", {**told, "rates": asdict(rates), "kernels": model.ops.name}))
+    way = "collectives" if groups.ep.near is None else "memory"
+    pipe.send(("loaded", {**told, "rates": asdict(rates), "kernels": model.ops.name, "experts_by": way}))
     for case in job.cases:
         kv = cache_format(job.settings, model.config)
         room = fits(case, model, kv)
