@@ -23,7 +23,7 @@ from engine.model.coded_rows import Rows
 from engine.model.weights import MhcWeights
 
 STREAMS = 4
-GATED_ROWS, PARTS, TOGETHER_ROWS = 16, 128, 64
+GATED_ROWS, PARTS, TOGETHER_ROWS = 16, 64, 64
 """Rows of a program of Sinkhorn's, and parts of sums that it reads: of few rows many, of many rows few; and
 rows up to which such programs are launched with others."""
 

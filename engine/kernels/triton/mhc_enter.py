@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from engine.kernels.triton.coded import coded
-from engine.kernels.triton.formats import convert, sigmoid
+from engine.kernels.triton.formats import INTERPRETED, convert, sigmoid
 from engine.kernels.triton.launch import await_previous
 
 BOTH, GATE, COLLAPSE = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
@@ -28,16 +28,28 @@ def _pick(values, lane, i):
 
 
 @triton.jit
+def _inverse(x):
+    """1 / x of a normal x far from the ends of float32, to the last bit: a division looks for those first."""
+    if INTERPRETED:
+        out = 1.0 / x
+    else:
+        out = tl.inline_asm_elementwise(
+            "rcp.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1
+        )
+    return out
+
+
+@triton.jit
 def _softmax(a, b, c, d, eps):
     top = tl.maximum(tl.maximum(a, b), tl.maximum(c, d))
     a, b, c, d = tl.exp(a - top), tl.exp(b - top), tl.exp(c - top), tl.exp(d - top)
-    total = a + b + c + d
-    return a / total + eps, b / total + eps, c / total + eps, d / total + eps
+    turn = _inverse(a + b + c + d)
+    return a * turn + eps, b * turn + eps, c * turn + eps, d * turn + eps
 
 
 @triton.jit
 def _unit(a, b, c, d, eps):
-    turn = 1.0 / ((a + b) + (c + d) + eps)
+    turn = _inverse((a + b) + (c + d) + eps)
     return a * turn, b * turn, c * turn, d * turn
 
 
