@@ -19,7 +19,7 @@ from engine.kernels.triton.formats import AMAX_FLOOR, GROUP, convert, group_expo
 from engine.kernels.triton.launch import ahead, await_previous
 from engine.kernels.triton.norm import ELEMENTS as NORMED
 from engine.kernels.triton.norm import codable, empty_rows, norm_rows, normed
-from engine.kernels.triton.rope import turned
+from engine.kernels.triton.rope import turn_pairs, turned_by
 from engine.model.coded_rows import Rows
 from engine.model.row_layout import LATENT_GROUP, MAX_EXPONENT, RowLayout
 
@@ -41,17 +41,20 @@ def _stored(
     factor = tl.load(weight + channel, mask=channel < columns, other=0.0)[None, :]
     await_previous()
     place = tl.load(places + row, mask=held, other=0).to(tl.int64)
+    # Nothing that is read depends on the place: all is on its way at once.
+    whole = held[:, None] & (channel < columns)[None, :]
+    value = tl.load(x + row[:, None] * x_stride + channel[None, :], mask=whole, other=0.0)
+    cosine, sine = turn_pairs(turns + (row * turn_stride)[:, None], nope, columns - nope, held, ROWS, WIDE)
     report(faults, flag(any_of((place < -1) | (place >= pool_rows)), LATENT_ROW))
     # Row 0 stays zero: absent keys point there.
     kept = held & (place > 0) & (place < pool_rows)
-    inside = kept[:, None] & (channel < columns)[None, :]
+    inside = kept[:, None] & whole
     dtype: tl.constexpr = tl.bfloat16 if FORMAT == CODED else pool.dtype.element_ty
-    value = tl.load(x + row[:, None] * x_stride + channel[None, :], mask=inside, other=0.0)
     value = convert(value.to(tl.float32), dtype).to(tl.float32)
     value = value * tl.rsqrt(tl.sum(value * value, 1) / columns + eps)[:, None]
     value = value * factor
     value = convert(value, dtype).to(tl.float32)
-    value = turned(value, turns + (row * turn_stride)[:, None], nope, columns - nope, kept, WIDE)
+    value = turned_by(value, cosine, sine)
     value = convert(value, dtype)
     coded = inside & (channel < nope)[None, :]
     if FORMAT != PLAIN:
