@@ -14,9 +14,10 @@ from engine.kernels.triton.compress_entry import IndexPool
 from engine.kernels.triton.entry_rows import entry_rows
 from engine.kernels.triton.index_queries import code_queries, round_queries
 from engine.kernels.triton.index_scores import ScoreShape, index_scores
+from engine.kernels.triton.launch import FEW_ROWS
 from engine.kernels.triton.linear import multiprocessors
 from engine.kernels.triton.norm import norm_rows, rms_norm
-from engine.kernels.triton.rope import q_norm_rope, rotate
+from engine.kernels.triton.rope import Heads, q_norm_rope, rotate
 from engine.kernels.triton.select_entries import select_in_order, select_rows
 from engine.kernels.triton.store import norm_and_store, norm_rope_store
 from engine.kernels.triton.turns import turns, turns_and_back
@@ -42,10 +43,13 @@ class TritonAttentionOps(TorchOps):
         return None
 
     def warm(self, entries: int, count: int) -> None:
-        """As TorchOps.warm: what selects is compiled for each power of two of entries, few rows or many."""
+        """As TorchOps.warm: what selects is compiled for each power of two of entries, few rows or many.
+
+        Few are launched early, some are selected from in parts too, and many aren't.
+        """
         columns, many = count, multiprocessors(self.faults.device) + 1
         while columns < 2 * entries:
-            for queries in (1, many):
+            for queries in (1, FEW_ROWS + 1, many):
                 scores = torch.zeros(queries, 1, columns, device=self.faults.device)
                 self.select_rows(scores, scores.squeeze(1).to(torch.int32), count)
             columns *= 2
@@ -99,6 +103,15 @@ class TritonAttentionOps(TorchOps):
         """As TorchOps.attend_back, in one kernel."""
         return attend(q, window, compressed, sink, self.faults, turns, shape=self._attend_shape(window))
 
+    def attend_heads(
+        self, q: Tensor, turns: Tensor, eps: float, window: AnyKeys, compressed: AnyKeys | None, sink: Tensor,
+        back: Tensor,
+    ) -> Tensor:  # fmt: skip
+        """As TorchOps.attend_heads; of few queries in one kernel."""
+        if self._attend_shape(window) is not None or q.shape[0] * q.shape[1] > FEW_ROWS:
+            return super().attend_heads(q, turns, eps, window, compressed, sink, back)
+        return attend(q, window, compressed, sink, self.faults, back, before=Heads(turns, eps))
+
     def close_c4(
         self, ring: Tensor, pending: Tensor, entries: C4Entries, turns: Tensor, norms: tuple[Tensor, Tensor],
         eps: float, pools: tuple[Tensor, ...], rounding: Rounding,
@@ -145,6 +158,16 @@ class TritonAttentionOps(TorchOps):
         seen = keys.bias if isinstance(keys, Keys) else counts(keys, q)
         cut = self.score_shape
         return index_scores(q, head_weights, keys.pool, keys.scales, keys.rows, seen, self.faults, cut)
+
+    def query_scores(
+        self, q: Tensor, turns: Tensor, weights: Tensor, rounding: Rounding, keys: AnyKeys, width: int
+    ) -> Tensor:
+        """As TorchOps.query_scores; of few queries and keys in FP8 in one kernel."""
+        if self.score_shape is not None or keys.scales is None or len(q) > FEW_ROWS:
+            return super().query_scores(q, turns, weights, rounding, keys, width)
+        own = q.view(-1, width, *q.shape[1:])
+        seen = keys.bias if isinstance(keys, Keys) else counts(keys, own)
+        return index_scores(own, weights, keys.pool, keys.scales, keys.rows, seen, self.faults, turns=turns)
 
     def select_rows(self, scores: Tensor, rows: Tensor, count: int) -> Tensor:
         """As TorchOps.select_rows."""

@@ -65,14 +65,18 @@ def _attend_blocks(
 
     index  what `_index_queries` gives, where entries are selected
     """
-    outs, ops = [], step.ops
+    outs, ops, eps = [], step.ops, step.config.rms_norm_eps
     back = step.turns.compressed_back if step.ratio else step.turns.plain_back
     for block, turned_back in zip(step.rows.blocks, back, strict=True):
-        chosen = ops.norm_rotate(q, turns, step.config.rms_norm_eps, block.rows)
-        chosen = chosen.view(-1, block.width, *q.shape[1:])
         window = keys_of(step.cache.window, block.window_rows, block.window_seen)
         compressed = _compressed_keys(index, block, step)
-        out = ops.attend_back(chosen, window, compressed, weights.sink, turned_back)
+        if block.rows is None:
+            own = q.view(-1, block.width, *q.shape[1:])
+            out = ops.attend_heads(own, turns, eps, window, compressed, weights.sink, turned_back)
+        else:
+            # Any number of blocks may have the same row: the product's stay as they are.
+            own = ops.norm_rotate(q, turns, eps, block.rows).view(-1, block.width, *q.shape[1:])
+            out = ops.attend_back(own, window, compressed, weights.sink, turned_back)
         outs.append(out.flatten(0, 1))
     out = outs[0] if len(outs) == 1 else torch.cat(outs)
     return out if step.rows.unblock is None else out.index_select(0, step.rows.unblock)
@@ -101,13 +105,15 @@ def _compressed_keys(
     if entries <= topk:
         return every
     assert inputs is not None
-    coded = cache.index_scales is not None
-    q, head_weights = step.ops.index_queries(
-        inputs[0], step.turns.compressed, inputs[1], step.rounding, coded, block.rows
-    )
+    given = (inputs[0], step.turns.compressed, inputs[1], step.rounding)
+    index = keys_of(cache.index, block.c4_rows, block.c4_seen, cache.index_scales)
+    if isinstance(index, SeenKeys) and block.rows is None and block.c4_rows.numel() * block.width <= SCORES:
+        scores = step.ops.query_scores(*given, index, block.width)
+        chosen = step.ops.select_rows(scores, index.rows, topk).flatten(0, 1)
+        return SeenKeys(cache.c4, chosen, block.c4_chosen)
+    q, head_weights = step.ops.index_queries(*given, cache.index_scales is not None, block.rows)
     q = q.view(-1, block.width, *q.shape[1:])
     head_weights = head_weights.view(-1, block.width, head_weights.shape[1])
-    index = keys_of(cache.index, block.c4_rows, block.c4_seen, cache.index_scales)
     if isinstance(index, SeenKeys):
         return SeenKeys(cache.c4, _selected_rows(q, head_weights, index, step), block.c4_chosen)
     assert isinstance(every, Keys)

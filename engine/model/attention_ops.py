@@ -139,6 +139,17 @@ class AttentionOps:
         self.rotate(out.flatten(0, 1), turns)
         return out
 
+    def attend_heads(
+        self, q: Tensor, turns: Tensor, eps: float, window: AnyKeys, compressed: AnyKeys | None, sink: Tensor,
+        back: Tensor,
+    ) -> Tensor:  # fmt: skip
+        """`norm_rotate` of the queries' heads by `turns` [blocks W, 1, r / 2], then `attend_back` by `back`.
+
+        q  [blocks, W, heads, D] as a product gives them, perhaps changed
+        """
+        heads = self.norm_rotate(q.flatten(0, 1), turns, eps).view(q.shape)
+        return self.attend_back(heads, window, compressed, sink, back)
+
     def pool_windows(self, latents: Tensor, scores: Tensor) -> Tensor:
         """Softmax over a window's items, a channel at a time: latents, scores [E, W, C] float32; [E, C]."""
         return (torch.softmax(scores, dim=1) * latents).sum(1)

@@ -23,7 +23,9 @@ from engine.errors import ShapeMismatch
 from engine.kernels.triton.attend_coded import _attend_coded
 from engine.kernels.triton.attend_kernels import LOG2_E, _attend, _combine_parts
 from engine.kernels.triton.formats import INTERPRETED
+from engine.kernels.triton.launch import ahead
 from engine.kernels.triton.linear import multiprocessors
+from engine.kernels.triton.rope import Heads
 from engine.model.keys import AnyKeys, Keys, SeenKeys
 from engine.model.row_layout import V4_ROW
 
@@ -113,6 +115,7 @@ class _Segment(NamedTuple):
 def attend(
     q: Tensor, window: AnyKeys, compressed: AnyKeys | None, sink: Tensor, faults: Tensor,
     turns: Tensor | None = None, out: Tensor | None = None, shape: AttendShape | None = None,
+    before: Heads | None = None,
 ) -> Tensor:  # fmt: skip
     """As `TorchOps.attend`, in float32 but for products, whose operands have q's type.
 
@@ -122,6 +125,7 @@ def attend(
     faults   [1] int32; gets Fault.KEY_ROW where a row is outside its pool; such a key counts as unseen
     turns    [blocks W, 1, 32] complex64, by which the last 64 channels of the result turn; None: they don't
     out      [blocks, W, heads, 512] in q's type, contiguous, takes the result; None: a new tensor
+    before   each program prepares its heads by it, which pays where programs are few; not by APART
     returns  out
     raises   ShapeMismatch
     """
@@ -137,16 +141,15 @@ def attend(
     kept = near.pool.dtype
     if flat.shape[0]:
         columns, processors = near.columns + far.columns, multiprocessors(q.device)
-        cut = shape or shape_for(
-            flat.shape[0], heads, columns, kept, processors, _takes_apart(flat, near, far)
-        )
-        _run(flat, near, far, sink, faults, pairs, out, cut)
+        apart = before is None and _takes_apart(flat, near, far)
+        cut = shape or shape_for(flat.shape[0], heads, columns, kept, processors, apart)
+        _run(flat, near, far, sink, faults, pairs, out, cut, before)
     return out
 
 
 def _run(
     q: Tensor, near: _Segment, far: _Segment, sink: Tensor, faults: Tensor, pairs: Tensor | None, out: Tensor,
-    cut: AttendShape,
+    cut: AttendShape, before: Heads | None,
 ) -> None:  # fmt: skip
     """q [queries, heads, 512]; pairs [queries, 32, 2]."""
     queries, heads = q.shape[:2]
@@ -159,24 +162,28 @@ def _run(
     own, stride = (sink, 0) if pairs is None else (pairs, pairs.stride(0))
     grid, scale = (queries * triton.cdiv(heads, cut.heads), splits), WIDE**-0.5 * LOG2_E.value
     if cut.apart:
+        assert before is None
         _attend_coded[grid](
             q, sink, own, parts, totals, faults, near.pool, near.rows, near.seen, far.pool, far.rows,
             far.seen, queries, heads, q.stride(0), q.stride(1), stride, *near[4:8], *far[4:8], cut.tiles,
             scale, near.ranged, far.ranged, pairs is not None, splits > 1, num_warps=cut.warps,
         )  # fmt: skip
     else:
+        given = None if before is None else _pairs(before.turns, q)
         _attend[grid](
-            q, sink, own, parts, totals, faults, *near[:4], *far[:4], queries, heads, q.stride(0),
-            q.stride(1), stride, *near[4:8], *far[4:8], cut.tiles, scale, cut.heads, cut.keys,
+            q, sink, sink if given is None else given, own, parts, totals, faults, *near[:4], *far[:4],
+            queries, heads, q.stride(0), q.stride(1), 0 if given is None else given.stride(0), stride,
+            *near[4:8], *far[4:8], cut.tiles, scale, before.eps if before else 0.0, cut.heads, cut.keys,
             near.pool.dtype == torch.uint8, near.biased, far.biased, near.ranged, far.ranged,
-            pairs is not None, splits > 1, cut.heads == 64 and q.dtype == torch.bfloat16,
-            num_warps=cut.warps, num_stages=cut.stages,
+            given is not None, pairs is not None, splits > 1, cut.heads == 64 and q.dtype == torch.bfloat16,
+            num_warps=cut.warps, num_stages=cut.stages, **ahead(queries),
         )  # fmt: skip
     if splits > 1:
         rows = queries * heads
         _combine_parts[(rows,)](
-            parts, totals, own, out, rows, heads, splits, stride, COMBINED, pairs is not None, num_warps=4
-        )
+            parts, totals, own, out, rows, heads, splits, stride, COMBINED, pairs is not None, num_warps=4,
+            **ahead(queries),
+        )  # fmt: skip
 
 
 def _segment(keys: AnyKeys, q: Tensor, nothing: Tensor) -> _Segment:

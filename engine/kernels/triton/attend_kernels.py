@@ -14,7 +14,8 @@ import triton.language as tl
 from engine.kernels.triton.faults import KEY_ROW
 from engine.kernels.triton.formats import INTERPRETED, convert
 from engine.kernels.triton.latent_rows import load_v4_rows
-from engine.kernels.triton.rope import turned
+from engine.kernels.triton.launch import await_previous
+from engine.kernels.triton.rope import turn_pairs, turned, turned_by
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 NO_MAXIMUM = tl.constexpr(-1e30)
@@ -126,19 +127,29 @@ def _turn_stored(out, turns, held):
     tl.store(at, convert(part, out.dtype.element_ty), mask=held[:, None])
 
 
+@triton.jit
+def _headed(own, cosine, sine, eps):
+    """Heads [HEADS, 512] as `rope.q_norm_rope` leaves them: normalised, then turned, each rounded."""
+    value = own.to(tl.float32)
+    value = value * tl.rsqrt(tl.sum(value * value, 1) / 512 + eps)[:, None]
+    value = convert(value, own.dtype).to(tl.float32)
+    return convert(turned_by(value, cosine, sine), own.dtype)
+
+
 @triton.jit(do_not_specialize=PLAIN_SIZES, do_not_specialize_on_alignment=LISTS)
 def _attend(
-    q, sink, turns, out, totals, faults, w_pool, w_rows, w_bias, w_seen, c_pool, c_rows, c_bias, c_seen,
-    queries, heads, q_stride, head_stride, turn_stride, w_columns, w_stride, w_share, w_size,
-    c_columns, c_stride, c_share, c_size, tiles, scale,
+    q, sink, before, turns, out, totals, faults, w_pool, w_rows, w_bias, w_seen, c_pool, c_rows, c_bias,
+    c_seen, queries, heads, q_stride, head_stride, before_stride, turn_stride, w_columns, w_stride, w_share,
+    w_size, c_columns, c_stride, c_share, c_size, tiles, scale, eps,
     HEADS: tl.constexpr, KEYS: tl.constexpr, CODED: tl.constexpr,
     W_BIASED: tl.constexpr, C_BIASED: tl.constexpr, W_RANGED: tl.constexpr, C_RANGED: tl.constexpr,
-    TURNED: tl.constexpr, SPLIT: tl.constexpr, APART: tl.constexpr,
+    NORMED: tl.constexpr, TURNED: tl.constexpr, SPLIT: tl.constexpr, APART: tl.constexpr,
 ):  # fmt: skip
     blocks = tl.cdiv(heads, HEADS)
     query = (tl.program_id(0) // blocks).to(tl.int64)
     head = tl.program_id(0) % blocks * HEADS + tl.arange(0, HEADS)
     held = head < heads
+    await_previous()
     w_first, w_end = _range(w_seen, query, w_columns, W_RANGED)
     c_first, c_end = _range(c_seen, query, c_columns, C_RANGED)
     w_tiles = tl.cdiv(tl.maximum(w_end - w_first, 0), KEYS)
@@ -149,6 +160,10 @@ def _attend(
     channel = tl.arange(0, 512)[None, :]
     at = q + query * q_stride + head.to(tl.int64)[:, None] * head_stride
     own = tl.load(at + channel, mask=held[:, None], other=0.0)
+    if NORMED:
+        by = before + query * before_stride + tl.zeros((HEADS, 1), tl.int32)
+        cosine, sine = turn_pairs(by, 448, 64, held, HEADS, 512)
+        own = _headed(own, cosine, sine, eps)
     # The sink is a key of the first part, without a value.
     sunk = tl.load(sink + head, mask=head < tl.where(begin == 0, heads, 0), other=float("-inf")) * LOG2_E
     top = tl.maximum(sunk, NO_MAXIMUM)
@@ -190,6 +205,10 @@ def _combine_parts(
     """The parts of one (query, head), PARTS at a time in order: parts without keys weigh exactly nothing."""
     row = tl.program_id(0).to(tl.int64)
     channel = tl.arange(0, 512)[None, :]
+    await_previous()
+    if TURNED:
+        by = turns + (row // heads * turn_stride) + tl.zeros((1, 1), tl.int32)
+        cosine, sine = turn_pairs(by, 448, 64, tl.full((1,), 1, tl.int1), 1, 512)
     top, total = tl.full((1,), NO_MAXIMUM, tl.float32), tl.zeros((1,), tl.float32)
     value = tl.zeros((512,), tl.float32)
     for first in range(0, splits, PARTS):
@@ -197,14 +216,14 @@ def _combine_parts(
         at = split.to(tl.int64) * rows + row
         own = tl.load(totals + at * 2, mask=split < splits, other=NO_MAXIMUM)
         more = tl.load(totals + at * 2 + 1, mask=split < splits, other=0.0)
-        # A program without keys stored no values.
-        part = tl.load(parts + at[:, None] * 512 + channel, mask=(more > 0)[:, None], other=0.0)
+        # A program without keys stored no values: anything may be there, which is read sooner than known.
+        part = tl.load(parts + at[:, None] * 512 + channel, mask=(split < splits)[:, None], other=0.0)
+        part = tl.where((more > 0)[:, None], part, 0.0)
         higher = tl.maximum(top, tl.max(own, 0))
         kept, weight = tl.exp2(top - higher), tl.exp2(own - higher)
         value = value * kept + tl.sum(part * weight[:, None], 0)
         top, total = higher, total * kept + tl.sum(more * weight, 0)
     value = (value * (1.0 / tl.maximum(total, NOTHING)))[None, :]
     if TURNED:
-        at = turns + (row // heads * turn_stride) + tl.zeros((1, 1), tl.int32)
-        value = turned(value, at, 448, 64, tl.full((1,), 1, tl.int1), 512)
+        value = turned_by(value, cosine, sine)
     tl.store(out + row * 512 + channel, convert(value, out.dtype.element_ty))

@@ -9,6 +9,8 @@ first store, so that input and output may be one. Norm and rotation each round t
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 import triton
 import triton.language as tl
@@ -22,23 +24,44 @@ ELEMENTS = 4096
 """Values of a program, in as many whole vectors as fit."""
 
 
+@dataclass(frozen=True)
+class Heads:
+    """What `q_norm_rope` takes beside queries: turns complex64 [T, 1, r / 2], and eps."""
+
+    turns: Tensor
+    eps: float
+
+
 @triton.jit
-def turned(value, turns, first, rotary, held, WIDE: tl.constexpr):
-    """value [N, WIDE] float32 with the channel pairs from `first` on rotated.
+def turn_pairs(turns, first, rotary, held, N: tl.constexpr, WIDE: tl.constexpr):
+    """Cosine and sine of each pair of N rows [N, WIDE / 2], float32: 1 and 0 of the channels that stay.
 
     turns   [N, 1] pointers to each row's (cosine, sine) pairs, `rotary` float32 values
     first   even: the first channel that turns; the `rotary` channels from there do
     held    [N] bool: rows that have turns
     """
-    rows: tl.constexpr = value.shape[0]
     channel = tl.arange(0, WIDE)[None, :]
     within = (channel >= first) & (channel < first + rotary) & held[:, None]
     # Laid out as the values are, whose halves then stand beside their cosines: nothing moves between threads.
     by = tl.load(turns + (channel - first), mask=within, other=(1 - channel % 2).to(tl.float32))
-    cosine, sine = tl.split(tl.reshape(by, (rows, WIDE // 2, 2)))
-    even, odd = tl.split(tl.reshape(value, (rows, WIDE // 2, 2)))
+    return tl.split(tl.reshape(by, (N, WIDE // 2, 2)))
+
+
+@triton.jit
+def turned_by(value, cosine, sine):
+    """value [N, WIDE] float32, its channel pairs rotated by `turn_pairs`."""
+    wide: tl.constexpr = value.shape[1]
+    rows: tl.constexpr = value.shape[0]
+    even, odd = tl.split(tl.reshape(value, (rows, wide // 2, 2)))
     out = tl.join(even * cosine - odd * sine, even * sine + odd * cosine)
-    return tl.reshape(out, (rows, WIDE))
+    return tl.reshape(out, (rows, wide))
+
+
+@triton.jit
+def turned(value, turns, first, rotary, held, WIDE: tl.constexpr):
+    """value [N, WIDE] float32 with the channel pairs from `first` on rotated; the rest as of `turn_pairs`."""
+    cosine, sine = turn_pairs(turns, first, rotary, held, value.shape[0], WIDE)
+    return turned_by(value, cosine, sine)
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -56,11 +79,13 @@ def _rotate(
         token = tl.load(taken + token, mask=held, other=0)
     place = x + (token * token_stride + head * head_stride)[:, None] + channel[None, :]
     inside = held[:, None] & (channel < columns)[None, :]
+    # Turns are on their way while heads are summed.
+    cosine, sine = turn_pairs(turns + (token * turn_stride)[:, None], first, rotary, held, ROWS, WIDE)
     value = tl.load(place, mask=inside, other=0.0).to(tl.float32)
     if NORMED:
         value = value * tl.rsqrt(tl.sum(value * value, 1) / columns + eps)[:, None]
         value = convert(value, x.dtype.element_ty).to(tl.float32)
-    value = turned(value, turns + (token * turn_stride)[:, None], first, rotary, held, WIDE)
+    value = turned_by(value, cosine, sine)
     if TAKEN:
         place = out + (row * columns)[:, None] + channel[None, :]
     tl.store(place, convert(value, x.dtype.element_ty), mask=inside)

@@ -17,6 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from engine.errors import ShapeMismatch
+from engine.kernels.triton.launch import ahead, await_previous
 from engine.kernels.triton.linear import multiprocessors
 
 PART = 16384
@@ -106,6 +107,7 @@ def _select(
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     column = part * WIDE + tl.arange(0, WIDE)
     held = column < columns
+    await_previous()
     key = _ordered(tl.load(scores + row * columns + column, mask=held, other=float("-inf")))
     seen = tl.sum((key > UNSEEN).to(tl.int32), 0)
     count = tl.minimum(seen, wanted)
@@ -204,5 +206,5 @@ def _run(
     _select[(count, triton.cdiv(columns, wide))](
         scores, entries, rows, out, chosen_scores, columns, *sizes, wide, triton.next_power_of_2(sizes[0]),
         entries is not None, rows is not None, chosen_scores is not None,
-        num_warps=max(1, min(16, wide // 512)),
+        num_warps=max(1, min(16, wide // 512)), **ahead(count),
     )  # fmt: skip

@@ -13,6 +13,7 @@ from engine.errors import ShapeMismatch
 from engine.kernels.triton import attend, oracle_attention
 from engine.kernels.triton.attend import AttendShape
 from engine.kernels.triton.faults import Fault, no_faults
+from engine.kernels.triton.rope import Heads, q_norm_rope
 from engine.model import rope
 from engine.model.keys import Keys, SeenKeys
 from engine.model.latent_rows import pack_rows
@@ -74,6 +75,23 @@ def test_ranges(dtype: torch.dtype, cut: AttendShape) -> None:
     out = attend.attend(q, window, own, sinks(5), faults, back, shape=cut)
     assert out.dtype == q.dtype
     assert distance(out, oracle_attention.attend(q, window, own, sinks(5), back)) < TOLERANCES[dtype]
+    assert not faults.any()
+
+
+@pytest.mark.parametrize("cut", [WHOLE, PARTS])
+@pytest.mark.parametrize("dtype", TOLERANCES)
+def test_heads_are_prepared_by_the_same_kernel(dtype: torch.dtype, cut: AttendShape) -> None:
+    """What it leaves to the product's queries, and what it gives, are as of two kernels."""
+    q, faults, back = queries(2, 1, 17, dtype).mul_(7), no_faults(DEVICE), turns(4)
+    window = SeenKeys(pool_of(50, dtype), some_rows(2, 40, 50), ranges(3, 40)[:2])
+    before, forward = q.clone(), back[2:].conj().resolve_conj()
+    given = attend.attend(
+        q, window, None, sinks(17), faults, back[:2], shape=cut, before=Heads(forward, 1e-6)
+    )
+    assert torch.equal(q, before)
+    apart = q_norm_rope(q.flatten(0, 1), forward, 1e-6).view(q.shape)
+    wanted = attend.attend(apart, window, None, sinks(17), faults, back[:2], shape=cut)
+    assert distance(given, wanted) < TOLERANCES[dtype] / 4
     assert not faults.any()
 
 

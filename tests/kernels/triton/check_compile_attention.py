@@ -19,21 +19,23 @@ from tests.kernels.triton.check_compile import HOPPER
 
 TYPES = {
     "w_rows": "*i64", "c_rows": "*i32", "w_bias": "*fp32", "c_bias": "*fp32", "w_seen": "*i32",
-    "c_seen": "*i32", "q": "*bf16", "sink": "*fp32", "turns": "*fp32", "totals": "*fp32", "faults": "*i32",
-    "x": "*bf16", "weight": "*fp32", "places": "*i64", "parts": "*fp32", "out": "*bf16", "eps": "fp32",
-    "scale": "fp32",
+    "c_seen": "*i32", "q": "*bf16", "sink": "*fp32", "before": "*fp32", "turns": "*fp32", "totals": "*fp32",
+    "faults": "*i32", "x": "*bf16", "weight": "*fp32", "places": "*i64", "parts": "*fp32", "out": "*bf16",
+    "eps": "fp32", "scale": "fp32",
 }  # fmt: skip
 
 
-def attended(cut: AttendShape, kept: str, biased: bool) -> tuple[Any, dict[str, str], dict[str, Any]]:
-    """Attention over pools of pointer type `kept`, keys by bias or by ranges."""
+def attended(
+    cut: AttendShape, kept: str, biased: bool, normed: bool = False
+) -> tuple[Any, dict[str, str], dict[str, Any]]:
+    """Attention over pools of pointer type `kept`, keys by bias or by ranges; normed: of raw heads."""
     rows = "*i64" if biased else "*i32"
     types = {"w_pool": kept, "c_pool": kept, "out": "*fp32" if cut.tiles else "*bf16"}
     types |= {"w_rows": rows, "c_rows": rows}
     constants = {
         "HEADS": cut.heads, "KEYS": cut.keys, "CODED": kept == "*u8", "W_BIASED": biased,
-        "C_BIASED": biased, "W_RANGED": not biased, "C_RANGED": not biased, "TURNED": True,
-        "SPLIT": cut.tiles > 0, "APART": cut.heads == 64,
+        "C_BIASED": biased, "W_RANGED": not biased, "C_RANGED": not biased, "NORMED": normed,
+        "TURNED": True, "SPLIT": cut.tiles > 0, "APART": cut.heads == 64,
     }  # fmt: skip
     return attend_kernels._attend, types, constants
 
@@ -103,7 +105,7 @@ def test_attention_compiles_to_what_the_device_has(name: str) -> None:
     """Shared memory holds, registers do (but for a few that are spilled), keys are copied while products run,
     and many heads use the wide matrix unit."""
     cut, kept, biased = ATTENDED[name]
-    made = compiled(*attended(cut, kept, biased), cut.warps, cut.stages)
+    made = compiled(*attended(cut, kept, biased, cut.heads == 16), cut.warps, cut.stages)
     assert made.metadata.shared <= 227 << 10
     assert "cp.async" in made.asm["ptx"]
     assert ("wgmma.mma_async" in made.asm["ptx"]) == (cut.heads == 64)
