@@ -23,8 +23,8 @@ SPIN_NS = tl.constexpr(1000)
 """What a look at the flags counts for where kernels are interpreted and have no clock."""
 
 
-THREADS = 128
-"""Of a program that waits: no fewer lanes than these."""
+THREADS, MANY = 128, 1024
+"""Of a program that waits, each with a flag of its own; and flags looked at at once where they are more."""
 
 
 @dataclass(frozen=True)
@@ -46,24 +46,26 @@ class Arrival:
 def await_flags(flags, count, turn, faults, patience_ns, WIDE: tl.constexpr, APART: tl.constexpr):
     """Until `count` flags that lie APART have this turn, or patience is over, or something failed before.
 
-    WIDE  at least `count`, and THREADS
+    WIDE  that are looked at at once, THREADS or more
     """
-    lane = tl.arange(0, WIDE)
     begin = tl.zeros((), tl.int64) if INTERPRETED else globaltimer()
     spent = begin - begin
-    behind = 1
-    while behind == 1:
-        seen = tl.load(flags + lane * APART, mask=lane < count, other=0, volatile=True)
-        behind = tl.max(((seen != turn) & (lane < count)).to(tl.int32), 0)
-        if INTERPRETED:
-            spent += SPIN_NS
-        else:
-            spent = globaltimer() - begin
-        # Each thread has a lane of its own, and reads clock and fault at another time: all go by one answer.
-        late = (spent + lane > patience_ns) | (tl.load(faults + lane * 0, volatile=True) != 0)
-        if (behind == 1) & (tl.max(late.to(tl.int32), 0) == 1):
-            report(faults, PEER)
-            behind = 2
+    for first in range(0, count, WIDE):
+        lane = first + tl.arange(0, WIDE)
+        behind = 1
+        while behind == 1:
+            seen = tl.load(flags + lane * APART, mask=lane < count, other=0, volatile=True)
+            behind = tl.max(((seen != turn) & (lane < count)).to(tl.int32), 0)
+            if INTERPRETED:
+                spent += SPIN_NS
+            else:
+                spent = globaltimer() - begin
+            # Each thread has a lane of its own, and reads clock and fault at another time: all go by one
+            # answer.
+            late = (spent + lane > patience_ns) | (tl.load(faults + lane * 0, volatile=True) != 0)
+            if (behind == 1) & (tl.max(late.to(tl.int32), 0) == 1):
+                report(faults, PEER)
+                behind = 2
     if not INTERPRETED:
         tl.inline_asm_elementwise(
             "fence.acq_rel.sys; mov.u32 $0, 0;", "=r", [], dtype=tl.int32, is_pure=False, pack=1

@@ -135,7 +135,7 @@ def _code(
     tl.store(scales + at, power_of_two(exponent))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["share"])
 def _down(
     act, act_scales, w, scales, words, slots, owners, out, blocks, hidden, home_at, share,
     ROWS: tl.constexpr, OUTPUTS: tl.constexpr, STAGES: tl.constexpr, EVEN: tl.constexpr, HOME: tl.constexpr,

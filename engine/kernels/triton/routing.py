@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from engine.errors import ShapeMismatch
-from engine.kernels.triton.arrivals import THREADS, Arrival, await_flags
+from engine.kernels.triton.arrivals import MANY, THREADS, Arrival, await_flags
 from engine.kernels.triton.launch import ahead, await_previous
 
 CHUNK, FEW = 2048, 512
@@ -222,4 +222,4 @@ def _waits(arrival: Arrival | None, unread: Tensor) -> tuple[tuple[Tensor, int, 
         return (unread, 0, unread, unread, 0), 0
     count = arrival.flags.numel()
     waits = arrival.flags, count, arrival.turns, arrival.faults, arrival.patience_ns
-    return waits, max(THREADS, triton.next_power_of_2(count))
+    return waits, THREADS if count <= THREADS else MANY

@@ -106,7 +106,7 @@ CASES: dict[str, tuple[Any, dict[str, str], dict[str, Any]]] = {
         {"PARTS": 8, "WIDE": 1024},
     ),
     "count": (routing._count, {}, {"CHUNK": 512, "FLAGS": 0}),
-    "count what arrives": (routing._count, WAITING, {"CHUNK": 512, "FLAGS": 256}),
+    "count what arrives": (routing._count, WAITING, {"CHUNK": 512, "FLAGS": 1024}),
     "sort": (routing._sort, {}, {"ROWS": 16, "WIDE": 256, "CHUNK": 2048, "COUNTED": True, "FLAGS": 0}),
     "count and sort": (
         routing._sort, WAITING, {"ROWS": 16, "WIDE": 256, "CHUNK": 512, "COUNTED": False, "FLAGS": 128},
