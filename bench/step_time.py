@@ -26,7 +26,7 @@ PARTS = {
     ),
     "dense products": (
         "_linear", "_linear_row", "_sum", "_quantise", "_swiglu", "_library_scales", "_decode_weight",
-        "_project", "_add", "gemm", "cutlass", "nvjet", "cublas",
+        "_project", "_project_row", "_add", "gemm", "cutlass", "nvjet", "cublas",
     ),
     "hyper-connections": ("_mix", "_mix_row", "_enter", "_collapse", "_post"),
     "attention": (

@@ -22,7 +22,7 @@ from engine.kernels.triton.linear import LinearShape, linear_bf16, linear_coded,
 from engine.kernels.triton.mhc import mhc_next, mhc_post, mhc_pre
 from engine.kernels.triton.mhc_mix import MixShape, Result
 from engine.kernels.triton.pack import pack, unpack
-from engine.kernels.triton.project import add_parts, project
+from engine.kernels.triton.project import add_parts, project, project_to
 from engine.kernels.triton.quantise import swiglu
 from engine.kernels.triton.routing import route
 from engine.kernels.triton_attention_ops import TritonAttentionOps
@@ -96,7 +96,10 @@ class TritonOps(TritonAttentionOps):
 
     def linear_to(self, x: Tensor, weight: Tensor, biases: Tensor, at: Tensor, out: Tensor) -> None:
         """As TorchOps.linear_to; products of bfloat16 are exact in float32."""
-        add_parts(self._parts(x, weight), biases, at, out)
+        if weight.dtype == torch.bfloat16:
+            project_to(x.bfloat16(), weight, biases, at, out)
+        else:
+            add_parts(self._parts(x, weight), biases, at, out)
 
     def _parts(self, x: Tensor, weight: Tensor) -> Tensor:
         """As `project`, in parts [P, T, N] to be added up."""

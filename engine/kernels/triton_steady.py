@@ -17,6 +17,7 @@ from engine.kernels.triton.compress_commit import commit_c128
 from engine.kernels.triton.index_scores import ScoreShape
 from engine.kernels.triton.linear import LinearShape, multiprocessors, shape_for
 from engine.kernels.triton.mhc_mix import MixShape, block_shape
+from engine.kernels.triton.project import add_parts
 from engine.kernels.triton_attention_ops import committed
 from engine.kernels.triton_ops import TritonOps
 from engine.model.coded_rows import Rows, values_of
@@ -66,6 +67,10 @@ class SteadyOps(TritonOps):
         """As TritonOps._parts, in tiles, of one part."""
         parts = super()._parts
         return tiled(lambda rows: parts(rows.contiguous(), weight).sum(0), x).unsqueeze(0)
+
+    def linear_to(self, x: Tensor, weight: Tensor, biases: Tensor, at: Tensor, out: Tensor) -> None:
+        """As TritonOps.linear_to, in tiles."""
+        add_parts(self._parts(x, weight), biases, at, out)
 
     def group_linear(self, x: Tensor, weight: Weight) -> Tensor:
         """As TritonOps.group_linear; of floats in tiles."""

@@ -121,13 +121,17 @@ def shape_for(
     wide = 128 if large else 64
     if rows > MANY_ROWS:
         return LinearShape(64, 128, 1, False, 4, 4 if coded else 3)
-    if rows > 32:
+    if rows > 64 and not coded:
+        # Read as bfloat16, x is what costs: each program takes all rows.
+        cut = LinearShape(MANY_ROWS, 128, 1, True, 8, 3)
+    elif rows > 32:
         cut = LinearShape(64, wide, 1, False, 4, 3 if not coded else 4 if large else 5)
     else:
         cut = LinearShape(16 if rows <= 16 else 32, wide, 1, True, 4, 4)
     blocks, split = triton.cdiv(rows, cut.rows) * triton.cdiv(outputs, cut.outputs), 1
-    # Two programs for each multiprocessor, or nearly, and eight steps at least for each.
-    while split < 8 and blocks * split < 2 * multiprocessors - 8 and columns // GROUP >= 16 * split:
+    # Two programs for each multiprocessor, or one of eight warps, or nearly, and eight steps for each.
+    room = multiprocessors * 8 // cut.warps - 8
+    while split < 8 and blocks * split < room and columns // GROUP >= 16 * split:
         split *= 2
     return replace(cut, split=split)
 

@@ -17,6 +17,7 @@ from engine.errors import ShapeMismatch
 from engine.kernels.triton.formats import product
 from engine.kernels.triton.launch import LINE, ahead, await_previous, prefetch
 from engine.kernels.triton.linear import multiprocessors
+from engine.kernels.triton.one_row import project_row
 
 MOST_ROWS = 64
 """Beyond it a library's product is as good."""
@@ -77,11 +78,11 @@ def project(x: Tensor, weight: Tensor) -> Tensor:
     raises  ShapeMismatch
     """
     (rows, columns), outputs = x.shape, len(weight)
-    if (
-        x.dtype != torch.bfloat16 or weight.dtype != torch.bfloat16 or x.stride(1) != 1
-        or weight.shape[1] != columns or not weight.is_contiguous()
-    ):  # fmt: skip
-        raise ShapeMismatch(f"x {x.dtype} {tuple(x.shape)}, weight {weight.dtype} {tuple(weight.shape)}")
+    _check(x, weight)
+    if rows == 1:
+        out = torch.empty(1, 1, outputs, device=x.device)
+        project_row(x, weight, out)
+        return out
     if rows > MOST_ROWS and x.device.type == "cuda":
         return torch.mm(x, weight.t(), out_dtype=torch.float32).unsqueeze(0)
     block = max(16, triton.next_power_of_2(rows))
@@ -99,6 +100,20 @@ def project(x: Tensor, weight: Tensor) -> Tensor:
     return parts
 
 
+def project_to(x: Tensor, weight: Tensor, biases: Tensor, at: Tensor, out: Tensor) -> None:
+    """out [T, N] = x [T, K] times weight [N, K] transposed, plus biases[at]; of one row in one kernel.
+
+    Other arguments as of `project` and `add_parts`.
+    raises  ShapeMismatch
+    """
+    if len(x) != 1:
+        add_parts(project(x, weight), biases, at, out)
+        return
+    _check(x, weight)
+    _check_sum((1, len(weight)), biases, at, out)
+    project_row(x, weight, out, (biases, at))
+
+
 def add_parts(parts: Tensor, biases: Tensor, at: Tensor, out: Tensor) -> None:
     """out [T, N] = the sum of parts [P, T, N], plus biases[at]; all float32 and contiguous.
 
@@ -106,16 +121,27 @@ def add_parts(parts: Tensor, biases: Tensor, at: Tensor, out: Tensor) -> None:
     raises  ShapeMismatch
     """
     count, rows, columns = parts.shape
-    tensors = parts, biases, at, out
-    if (
-        tuple(out.shape) != (rows, columns) or biases.shape[1] != columns or len(at) != rows
-        or not all(tensor.is_contiguous() for tensor in tensors)
-    ):  # fmt: skip
-        raise ShapeMismatch(
-            f"parts {tuple(parts.shape)}, biases {tuple(biases.shape)}, out {tuple(out.shape)}"
-        )
+    if not parts.is_contiguous():
+        raise ShapeMismatch(f"parts {tuple(parts.shape)}, strides {parts.stride()}")
+    _check_sum((rows, columns), biases, at, out)
     if rows:
         wide = min(SUMMED, triton.next_power_of_2(columns))
         _add[(rows, triton.cdiv(columns, wide))](
             parts, biases, at, out, rows, columns, count, wide, **ahead(rows)
         )
+
+
+def _check(x: Tensor, weight: Tensor) -> None:
+    """raises  ShapeMismatch"""
+    if (
+        x.dtype != torch.bfloat16 or weight.dtype != torch.bfloat16 or x.stride(1) != 1
+        or weight.shape[1] != x.shape[1] or not weight.is_contiguous()
+    ):  # fmt: skip
+        raise ShapeMismatch(f"x {x.dtype} {tuple(x.shape)}, weight {weight.dtype} {tuple(weight.shape)}")
+
+
+def _check_sum(shape: tuple[int, int], biases: Tensor, at: Tensor, out: Tensor) -> None:
+    """raises  ShapeMismatch where a sum [T, N] doesn't fit the rest"""
+    fits = tuple(out.shape) == shape and biases.shape[1] == shape[1] and len(at) == shape[0]
+    if not fits or not all(tensor.is_contiguous() for tensor in (biases, at, out)):
+        raise ShapeMismatch(f"a sum {shape}, biases {tuple(biases.shape)}, out {tuple(out.shape)}")

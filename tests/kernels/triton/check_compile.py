@@ -61,11 +61,16 @@ CASES: dict[str, tuple[Any, dict[str, str], dict[str, Any]]] = {
         {"ROWS": 16, "OUTPUTS": 64, "SPLIT": 1, "SWAP": True, "CODED": False, "SIZE": 128, "LINES": 8},
     ),
     "one row": (
-        one_row._linear_row, {"w": "*fp8e4nv"}, {"OUTPUTS": 4, "WIDE": 4096, "CODED": False, "SIZE": 128},
+        one_row._linear_row, {"w": "*fp8e4nv"},
+        {"OUTPUTS": 8, "WIDE": 4096, "CODED": False, "SIZE": 128, "WHOLE": True},
     ),
     "one row of codes": (
         one_row._linear_row, {"x": "*fp8e4nv", "w": "*fp8e4nv"},
-        {"OUTPUTS": 2, "WIDE": 8192, "CODED": True, "SIZE": 128},
+        {"OUTPUTS": 2, "WIDE": 8192, "CODED": True, "SIZE": 128, "WHOLE": False},
+    ),
+    "one row of bf16": (
+        one_row._project_row, {"w": "*bf16", "biases": "*fp32", "at": "*i64", "out": "*fp32"},
+        {"OUTPUTS": 4, "WIDE": 4096, "BIASED": True, "WHOLE": True},
     ),
     "library scales": (
         library._library_scales, {"turned": "*fp32", "wide": "*fp32"},

@@ -83,6 +83,29 @@ def test_one_row(outputs: int, columns: int, groups: int) -> None:
     assert distance(one_row.one_row(x, None, weight), oracle.linear(x, weight)) < BF16
 
 
+@pytest.mark.parametrize(("size", "programs"), [(16384, 512), (16384, 1), (1024, 1)])
+def test_one_row_by_any_number_of_outputs_a_program(
+    monkeypatch: pytest.MonkeyPatch, size: int, programs: int
+) -> None:
+    """Of sizes that fill programs and that don't."""
+    monkeypatch.setattr(one_row, "BYTES", size)
+    monkeypatch.setattr(one_row, "PROGRAMS", programs)
+    for outputs, columns, groups in ((512, 1024, 2), (130, 640, 1), (64, 8192, 1)):
+        x = values(outputs, 1, groups * columns)
+        weight = linear.Fp8Weight(*fp8_weight(5, outputs, columns), groups)
+        wanted = oracle.linear(oracle.rounded(x), weight)
+        assert distance(one_row.one_row(*quantise.quantise(x), weight), wanted) < BF16
+        assert distance(one_row.one_row(x, None, weight), oracle.linear(x, weight)) < BF16
+
+
+@pytest.mark.parametrize("rows", [65, 100])
+def test_cuts_of_bfloat16_rows_that_one_program_takes(rows: int) -> None:
+    cut = linear.shape_for(rows, 8192, 4096, 132, coded=False)
+    assert cut == linear.LinearShape(128, 128, 2, True, 8, 3)
+    x, weight = values(rows, rows, 256), linear.Fp8Weight(*fp8_weight(4, 200, 256))
+    assert distance(linear.linear_bf16(x, weight, cut), oracle.linear(x, weight)) < BF16
+
+
 def test_what_the_library_is_given() -> None:
     weight = linear.Fp8Weight(*fp8_weight(9, 384, 640))
     scales = values(3, 70, 5).float()

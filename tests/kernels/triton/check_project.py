@@ -33,6 +33,21 @@ def test_parts_add_up_to_the_product(rows: int, outputs: int, columns: int) -> N
         project.project(x.float(), weight)
 
 
+@pytest.mark.parametrize(
+    ("rows", "outputs", "columns"), [(0, 64, 128), (1, 70, 200), (1, 256, 512), (1, 3, 8192), (3, 70, 200)]
+)
+def test_a_product_is_added_to_biases(rows: int, outputs: int, columns: int) -> None:
+    x, weight = values(rows, rows, columns), values(7, outputs, columns)
+    biases = torch.randn(3, outputs, generator=seeded(2), device=DEVICE)
+    at, out = torch.arange(rows, device=DEVICE) + 2, torch.empty(rows, outputs, device=DEVICE)
+    project.project_to(x, weight, biases, at % 3, out)
+    assert distance(out, x.double() @ weight.double().t() + biases[at % 3]) < FP32
+    with pytest.raises(ShapeMismatch):
+        project.project_to(x, weight, biases[:, 1:], at, out)
+    with pytest.raises(ShapeMismatch):
+        project.project_to(x[:, 1:], weight, biases, at, out)
+
+
 @pytest.mark.parametrize("split", [1, 4, 32])
 def test_parts_of_logits_are_added_up_where_experts_are_chosen(split: int) -> None:
     # Sums of these are exact in any order.
