@@ -17,11 +17,9 @@ from engine.kernels.triton.formats import GROUP, convert, decode_e8m0
 from engine.kernels.triton.launch import AHEAD, await_previous
 from engine.model.quantised import Fp8Weight
 
-BYTES = 16384
-"""Of a program's weights, or twice as many where PROGRAMS are left: programs take time to come and go.
-Measured on an H200: whole layers took 186 us with 16 KiB, 181 with 32, but the smallest products 4 us, not 3.
-"""
-PROGRAMS = 512
+BYTES = 32768
+"""Of a program's weights: programs take time to come and go. Measured on an H200: whole layers take 181 us,
+with half of it 186, with twice as much 193; several blocks a program gained nothing."""
 LOADED = tl.constexpr(16)
 """Weights that a thread loads at once: as many products are added up before their scale comes in."""
 
@@ -84,7 +82,7 @@ def one_row(x: Tensor, scales: Tensor | None, weight: Fp8Weight) -> Tensor:
     outputs, columns = weight.codes.shape
     out = torch.empty(1, outputs, dtype=torch.bfloat16, device=x.device)
     wide = triton.next_power_of_2(columns)
-    together = _together(outputs, wide)
+    together = _together(wide)
     whole = columns == wide and outputs % together == 0
     _linear_row[(triton.cdiv(outputs, together),)](
         x, x if scales is None else scales, weight.codes, weight.scales, out, outputs, columns,
@@ -101,7 +99,7 @@ def project_row(x: Tensor, weight: Tensor, out: Tensor, bias: tuple[Tensor, Tens
     """
     outputs, columns = weight.shape
     wide = triton.next_power_of_2(columns)
-    together = _together(outputs, weight.element_size() * wide)
+    together = _together(weight.element_size() * wide)
     whole = columns == wide and outputs % together == 0
     biases, at = bias or (out, out)
     _project_row[(triton.cdiv(outputs, together),)](
@@ -110,10 +108,9 @@ def project_row(x: Tensor, weight: Tensor, out: Tensor, bias: tuple[Tensor, Tens
     )  # fmt: skip
 
 
-def _together(outputs: int, size: int) -> int:
+def _together(size: int) -> int:
     """Outputs of a program, whose weights are `size` bytes each: a power of two, at most a square's."""
-    together = min(GROUP, max(1, BYTES // size))
-    return 2 * together if outputs >= 2 * together * PROGRAMS and 2 * together <= GROUP else together
+    return min(GROUP, max(1, BYTES // size))
 
 
 def _warps(wide: int) -> int:
