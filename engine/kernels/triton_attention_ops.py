@@ -159,16 +159,6 @@ class TritonAttentionOps(TorchOps):
         cut = self.score_shape
         return index_scores(q, head_weights, keys.pool, keys.scales, keys.rows, seen, self.faults, cut)
 
-    def query_scores(
-        self, q: Tensor, turns: Tensor, weights: Tensor, rounding: Rounding, keys: AnyKeys, width: int
-    ) -> Tensor:
-        """As TorchOps.query_scores; of few queries and keys in FP8 in one kernel."""
-        if self.score_shape is not None or keys.scales is None or len(q) > FEW_ROWS:
-            return super().query_scores(q, turns, weights, rounding, keys, width)
-        own = q.view(-1, width, *q.shape[1:])
-        seen = keys.bias if isinstance(keys, Keys) else counts(keys, own)
-        return index_scores(own, weights, keys.pool, keys.scales, keys.rows, seen, self.faults, turns=turns)
-
     def select_rows(self, scores: Tensor, rows: Tensor, count: int) -> Tensor:
         """As TorchOps.select_rows."""
         return select_rows(scores, rows, count)

@@ -105,15 +105,13 @@ def _compressed_keys(
     if entries <= topk:
         return every
     assert inputs is not None
-    given = (inputs[0], step.turns.compressed, inputs[1], step.rounding)
-    index = keys_of(cache.index, block.c4_rows, block.c4_seen, cache.index_scales)
-    if isinstance(index, SeenKeys) and block.rows is None and block.c4_rows.numel() * block.width <= SCORES:
-        scores = step.ops.query_scores(*given, index, block.width)
-        chosen = step.ops.select_rows(scores, index.rows, topk).flatten(0, 1)
-        return SeenKeys(cache.c4, chosen, block.c4_chosen)
-    q, head_weights = step.ops.index_queries(*given, cache.index_scales is not None, block.rows)
+    coded = cache.index_scales is not None
+    q, head_weights = step.ops.index_queries(
+        inputs[0], step.turns.compressed, inputs[1], step.rounding, coded, block.rows
+    )
     q = q.view(-1, block.width, *q.shape[1:])
     head_weights = head_weights.view(-1, block.width, head_weights.shape[1])
+    index = keys_of(cache.index, block.c4_rows, block.c4_seen, cache.index_scales)
     if isinstance(index, SeenKeys):
         return SeenKeys(cache.c4, _selected_rows(q, head_weights, index, step), block.c4_chosen)
     assert isinstance(every, Keys)

@@ -57,15 +57,6 @@ class IndexOps(AttentionOps):
             out[some] = torch.bmm(weights, dots.view(-1, heads, entries)).view(-1, width, entries)
         return out.add_(keys.bias)
 
-    def query_scores(
-        self, q: Tensor, turns: Tensor, weights: Tensor, rounding: Rounding, keys: AnyKeys, width: int
-    ) -> Tensor:
-        """`index_queries` of all rows, then `index_scores` in blocks of `width` of them."""
-        own, head_weights = self.index_queries(q, turns, weights, rounding, keys.scales is not None)
-        blocks = len(q) // width
-        own, head_weights = (part.view(blocks, width, *part.shape[1:]) for part in (own, head_weights))
-        return self.index_scores(own, head_weights, keys)
-
     def warm(self, entries: int, count: int) -> None:
         """Before the first request: compiles what selecting `count` of up to `entries` needs, if anything."""
 

@@ -17,7 +17,7 @@ from engine.errors import ShapeMismatch
 from engine.kernels.triton.compress_entry import FLOOR, KEY_GROUP, e2m1_rounded
 from engine.kernels.triton.formats import convert, product, to_e4m3
 from engine.kernels.triton.launch import ahead, await_previous
-from engine.kernels.triton.rope import turn_pairs, turned_by
+from engine.kernels.triton.rope import turned
 
 ROWS = 64
 """Vectors of a program: the matrix unit's side."""
@@ -32,30 +32,6 @@ def _signs(WIDE: tl.constexpr):
     both = both ^ (both >> 2)
     both = both ^ (both >> 1)
     return (1 - 2 * (both & 1)).to(tl.float32).to(tl.bfloat16)
-
-
-@triton.jit
-def transformed(value, cosine, sine, factor, WIDE: tl.constexpr):
-    """Vectors [N, WIDE] rotated by `turn_pairs`, transformed, and rounded each time; float32."""
-    value = turned_by(value.to(tl.float32), cosine, sine)
-    value = product(convert(value, tl.bfloat16), _signs(WIDE), None) * factor
-    return convert(value, tl.bfloat16).to(tl.float32)
-
-
-@triton.jit
-def coded_vectors(value):
-    """Codes in FP8 of vectors [N, WIDE] float32, and the scale of each."""
-    scale = tl.maximum(tl.max(tl.abs(value), 1), FLOOR) / 448.0
-    return to_e4m3(value / scale[:, None], tl.zeros((1, 1), tl.int32)), scale
-
-
-@triton.jit
-def added_weights(weights, at, held, stride, PARTS: tl.constexpr):
-    """Weights at places `at` [N], added up over parts that lie `stride` apart."""
-    weight = tl.load(weights + at, mask=held, other=0.0)
-    for part in tl.static_range(1, PARTS):
-        weight += tl.load(weights + part * stride + at, mask=held, other=0.0)
-    return weight
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -73,13 +49,18 @@ def _round_queries(
     if TAKEN:
         token = tl.load(taken + token, mask=held, other=0)
         source = token * heads + row % heads
-    value = tl.load(q + source[:, None] * WIDE + channel, mask=held[:, None], other=0.0)
-    cosine, sine = turn_pairs(turns + (token * turn_stride)[:, None], first, rotary, held, ROWS, WIDE)
-    value = transformed(value, cosine, sine, factor, WIDE)
+    value = tl.load(q + source[:, None] * WIDE + channel, mask=held[:, None], other=0.0).to(tl.float32)
+    value = turned(value, turns + (token * turn_stride)[:, None], first, rotary, held, WIDE)
+    value = product(convert(value, tl.bfloat16), _signs(WIDE), None) * factor
+    value = convert(value, tl.bfloat16).to(tl.float32)
     if CODED:
-        codes, scale = coded_vectors(value)
+        scale = tl.maximum(tl.max(tl.abs(value), 1), FLOOR) / 448.0
+        codes = to_e4m3(value / scale[:, None], tl.zeros((1, 1), tl.int32))
         tl.store(out + at, codes, mask=held[:, None])
-        tl.store(scaled + row, added_weights(weights, source, held, weight_stride, PARTS) * scale, mask=held)
+        weight = tl.load(weights + source, mask=held, other=0.0)
+        for part in tl.static_range(1, PARTS):
+            weight += tl.load(weights + part * weight_stride + source, mask=held, other=0.0)
+        tl.store(scaled + row, weight * scale, mask=held)
     else:
         value = e2m1_rounded(tl.reshape(value, (ROWS * WIDE,)), ROWS * WIDE, GROUP)
         near = tl.reshape(convert(value, tl.bfloat16), (ROWS, WIDE))
@@ -121,20 +102,6 @@ def code_queries(
 def _run(
     q: Tensor, turns: Tensor, weights: Tensor | None, taken: Tensor | None, out: Tensor, scaled: Tensor | None
 ) -> None:
-    pairs = check_queries(q, turns, weights)
-    tokens, heads, wide = q.shape
-    rows, rotary = len(out) * heads, 2 * pairs.shape[1]
-    if not rows:
-        return
-    _round_queries[(triton.cdiv(rows, ROWS),)](
-        q, pairs, weights, taken, out, scaled, rows, heads, wide - rotary, rotary, pairs.stride(0),
-        tokens * heads, wide**-0.5, ROWS, wide, KEY_GROUP, weights is not None, taken is not None,
-        1 if weights is None else len(weights), **ahead(len(out)),
-    )  # fmt: skip
-
-
-def check_queries(q: Tensor, turns: Tensor, weights: Tensor | None) -> Tensor:
-    """Turns as float32 [T, r / 2, 2]; weights in parts. raises ShapeMismatch where these aren't taken"""
     tokens, heads, wide = q.shape
     rotary = 2 * turns.shape[-1]
     fits = weights is None or (tuple(weights.shape[1:]) == (tokens, heads) and weights.is_contiguous())
@@ -143,4 +110,12 @@ def check_queries(q: Tensor, turns: Tensor, weights: Tensor | None) -> Tensor:
         or not q.is_contiguous() or tuple(turns.shape[:-1]) != (tokens, 1) or not fits
     ):  # fmt: skip
         raise ShapeMismatch(f"q {q.dtype} {tuple(q.shape)}, turns {tuple(turns.shape)}")
-    return torch.view_as_real(turns.squeeze(1).contiguous())
+    rows = len(out) * heads
+    if not rows:
+        return
+    pairs = torch.view_as_real(turns.squeeze(1).contiguous())
+    _round_queries[(triton.cdiv(rows, ROWS),)](
+        q, pairs, weights, taken, out, scaled, rows, heads, wide - rotary, rotary, pairs.stride(0),
+        tokens * heads, wide**-0.5, ROWS, wide, KEY_GROUP, weights is not None, taken is not None,
+        1 if weights is None else len(weights), **ahead(len(out)),
+    )  # fmt: skip

@@ -19,15 +19,13 @@ from torch import Tensor
 from engine.errors import ShapeMismatch
 from engine.kernels.triton.faults import KEY_ROW, any_of, flag, report
 from engine.kernels.triton.formats import product
-from engine.kernels.triton.index_queries import added_weights, check_queries, coded_vectors, transformed
-from engine.kernels.triton.launch import ahead, await_previous, prefetch
+from engine.kernels.triton.launch import ahead, await_previous
 from engine.kernels.triton.linear import multiprocessors
-from engine.kernels.triton.rope import turn_pairs
 
 MOST_HEADS = 128
 """Heads of all the queries of a program."""
 
-SIZES = ["entries", "width", "tiles", "seen_stride", "weight_stride"]
+SIZES = ["entries", "width", "tiles", "seen_stride"]
 """They change from step to step, and compile nothing anew."""
 
 
@@ -44,10 +42,10 @@ class ScoreShape:
 
 @triton.jit(do_not_specialize=SIZES, do_not_specialize_on_alignment=["rows", "visible", "bias"])
 def _index_scores(
-    q, turns, weights, keys, key_scales, rows, visible, bias, out, faults, entries, width, heads, pool_rows,
-    tiles, seen_stride, turn_stride, weight_stride, rotary, factor,
-    TILE: tl.constexpr, QUERIES: tl.constexpr, HEADS: tl.constexpr, CHANNELS: tl.constexpr,
-    COUNTED: tl.constexpr, CODED: tl.constexpr, RAW: tl.constexpr, PARTS: tl.constexpr,
+    q, weights, keys, key_scales, rows, visible, bias, out, faults, entries, width, heads, pool_rows, tiles,
+    seen_stride,
+    TILE: tl.constexpr, QUERIES: tl.constexpr, HEADS: tl.constexpr,
+    CHANNELS: tl.constexpr, COUNTED: tl.constexpr, CODED: tl.constexpr,
 ):  # fmt: skip
     # The groups of a block's queries follow each other: the second finds the keys in the cache.
     block = tl.program_id(1).to(tl.int64)
@@ -56,22 +54,12 @@ def _index_scores(
     lane = tl.arange(0, QUERIES * HEADS)
     head, each = lane % HEADS, tl.program_id(0) * QUERIES + lane // HEADS
     # Lanes beyond the end read what is there, and weigh nothing.
-    token = block * width + tl.where(each < width, each, 0)
-    line = token * heads + tl.where(head < heads, head, 0)
+    line = (block * width + tl.where(each < width, each, 0)) * heads + tl.where(head < heads, head, 0)
     channel = tl.arange(0, CHANNELS)
     await_previous()
     queries = tl.load(q + line[:, None] * CHANNELS + channel[None, :])
-    weight = added_weights(weights, line, head < heads, weight_stride, PARTS)
+    weight = tl.load(weights + line, mask=head < heads, other=0.0)
     begin = tl.program_id(2) * (tiles * TILE)
-    if RAW:
-        by, every = turns + (token * turn_stride)[:, None], lane >= 0
-        cosine, sine = turn_pairs(by, CHANNELS - rotary, rotary, every, QUERIES * HEADS, CHANNELS)
-        # The first keys come nearer while queries are coded.
-        entry = begin + tl.arange(0, TILE)
-        row = tl.load(rows + block * entries + entry, mask=entry < entries, other=0).to(tl.int64)
-        prefetch(keys + tl.where((row > 0) & (row < pool_rows), row, 0) * CHANNELS)
-        queries, scale = coded_vectors(transformed(queries, cosine, sine, factor, CHANNELS))
-        weight *= scale
     end = tl.minimum(begin + tiles * TILE, entries)
     if COUNTED:
         seen = tl.load(visible + query * seen_stride, mask=own < width, other=0).to(tl.int32)
@@ -110,14 +98,13 @@ def _index_scores(
             tl.store(out + query[None, :] * entries + entry[:, None], nothing, mask=held)
 
 
-def shape_for(
-    blocks: int, width: int, heads: int, kept: torch.dtype, entries: int, processors: int
-) -> ScoreShape:
-    """A cut for queries [blocks, W, heads, Di] and keys of type `kept`: long strips where they fill it."""
+def shape_for(q: Tensor, entries: int, processors: int) -> ScoreShape:
+    """A cut for queries [blocks, W, heads, Di]: long strips of keys where there are enough for the device."""
+    blocks, width, heads = q.shape[:3]
     queries = max(1, min(triton.next_power_of_2(width), MOST_HEADS // lanes_of(heads)))
     # On an H200 128 queries of 16,384 FP8 keys take 67 us so, 77 us by 64 keys; two of a block don't gain.
-    alone = queries == 1 and kept == torch.float8_e4m3fn
-    keys = 32 if kept == torch.float32 else 128 if alone else 64
+    alone = queries == 1 and q.dtype == torch.float8_e4m3fn
+    keys = 32 if q.dtype == torch.float32 else 128 if alone else 64
     tiles, groups = 2048 // keys, blocks * triton.cdiv(width, queries)
     while tiles > 1 and groups * triton.cdiv(entries, keys * tiles) < 2 * processors:
         tiles //= 2
@@ -132,7 +119,7 @@ def lanes_of(heads: int) -> int:
 
 def index_scores(
     q: Tensor, weights: Tensor, keys: Tensor, key_scales: Tensor | None, rows: Tensor, seen: Tensor,
-    faults: Tensor, shape: ScoreShape | None = None, turns: Tensor | None = None,
+    faults: Tensor, shape: ScoreShape | None = None,
 ) -> Tensor:  # fmt: skip
     """Scores of every entry for a block's queries; float32 [blocks, W, N], minus infinity where unseen.
 
@@ -143,22 +130,14 @@ def index_scores(
     seen        int32 or int64 [blocks, W]: a query sees the entries before it, queries lying evenly; or
                 float32 [blocks, W, N]: 0, or minus infinity where it doesn't see the entry
     faults      int32 [1]: KEY_ROW is added; the entry's score is minus infinity
-    turns       complex64 [blocks W, 1, r / 2], with coded keys: q in bfloat16 and weights [blocks W, heads],
-                perhaps in parts, are what `code_queries` takes: each program codes its own; None: as above
     raises      ShapeMismatch
     """
     blocks, width, heads, channels = q.shape
-    pairs = weights
-    if turns is not None:
-        weights = weights if weights.dim() == 3 else weights.unsqueeze(0)
-        pairs = check_queries(q.flatten(0, 1), turns, weights)
     entries, counted = rows.shape[1], not seen.is_floating_point()
     wanted = (blocks, width) if counted else (blocks, width, entries)
-    known = turns is not None or tuple(weights.shape) == (blocks, width, heads)
-    if tuple(seen.shape) != wanted or not known or len(rows) != blocks:
+    if tuple(seen.shape) != wanted or tuple(weights.shape) != (blocks, width, heads) or len(rows) != blocks:
         raise ShapeMismatch(f"q {tuple(q.shape)}, weights {tuple(weights.shape)}, seen {tuple(seen.shape)}")
-    kept = q.dtype if turns is None else torch.float8_e4m3fn
-    if channels < 16 or channels & (channels - 1) or keys.shape[1] != channels or keys.dtype != kept:
+    if channels < 16 or channels & (channels - 1) or keys.shape[1] != channels or keys.dtype != q.dtype:
         raise ShapeMismatch(
             f"queries {q.dtype} of {channels} channels, keys {keys.dtype} {tuple(keys.shape)}"
         )
@@ -170,14 +149,12 @@ def index_scores(
     out = torch.empty(blocks, width, entries, dtype=torch.float32, device=q.device)
     if not out.numel():
         return out
-    cut = shape or shape_for(blocks, width, heads, kept, entries, multiprocessors(q.device))
+    cut = shape or shape_for(q, entries, multiprocessors(q.device))
     grid = (triton.cdiv(width, cut.queries), blocks, triton.cdiv(entries, cut.keys * cut.tiles))
-    raw = turns is not None
     _index_scores[grid](
-        q, pairs, weights, keys, weights if key_scales is None else key_scales, rows, seen, seen, out, faults,
-        entries, width, heads, keys.shape[0], cut.tiles, seen.stride(1), pairs.stride(0) if raw else 0,
-        blocks * width * heads, 2 * pairs.shape[1] if raw else 0, channels**-0.5, cut.keys, cut.queries,
-        lanes_of(heads), channels, counted, key_scales is not None, raw, len(weights) if raw else 1,
-        num_warps=cut.warps, num_stages=cut.stages, **ahead(blocks * width),
+        q, weights, keys, weights if key_scales is None else key_scales, rows, seen, seen, out, faults,
+        entries, width, heads, keys.shape[0], cut.tiles, seen.stride(1), cut.keys, cut.queries,
+        lanes_of(heads), channels, counted, key_scales is not None, num_warps=cut.warps,
+        num_stages=cut.stages, **ahead(blocks * width),
     )  # fmt: skip
     return out

@@ -29,7 +29,6 @@ LISTED = {"rows": "*i32", "visible": "*i32"}
 """As plans by ranges have them."""
 CODED = {"pool": "*u8", "keys": "*fp8e4nv", "q": "*fp8e4nv"}
 WINDOW = {"ROWS": 16, "WINDOW": 128, "EMPTY": -1e30, "WIDE": 512}
-PREPARED = {"RAW": False, "PARTS": 1}
 KEYS = {"HEADS": 64, "CHANNELS": 128, "TILE": 64}
 CASES: dict[str, tuple[Any, dict[str, str], dict[str, Any]]] = {
     "close c4": (
@@ -51,15 +50,11 @@ CASES: dict[str, tuple[Any, dict[str, str], dict[str, Any]]] = {
     ),
     "score": (
         index_scores._index_scores, {**LISTED, "entries": "i32", "out": "*fp32"},
-        {"QUERIES": 1, "COUNTED": True, "CODED": False, **PREPARED, **KEYS},
+        {"QUERIES": 1, "COUNTED": True, "CODED": False, **KEYS},
     ),
     "score in FP8": (
         index_scores._index_scores, {**CODED, **LISTED, "entries": "i32", "out": "*fp32"},
-        {"QUERIES": 2, "COUNTED": True, "CODED": True, **PREPARED, **KEYS},
-    ),
-    "score raw queries": (
-        index_scores._index_scores, {**CODED, **LISTED, "q": "*bf16", "entries": "i32", "out": "*fp32"},
-        {"QUERIES": 1, "COUNTED": True, "CODED": True, "RAW": True, "PARTS": 8, **KEYS, "TILE": 128},
+        {"QUERIES": 2, "COUNTED": True, "CODED": True, **KEYS},
     ),
     "select of parts": (
         select_entries._select, {**LISTED, "out": "*i32"},

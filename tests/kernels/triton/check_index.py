@@ -155,32 +155,6 @@ def test_chosen_queries_are_those_of_all() -> None:
     assert torch.allclose(code_queries(q, turns, parts, chosen)[1], 3 * some[1])
 
 
-@pytest.mark.parametrize(
-    ("blocks", "width", "heads", "entries", "shape"),
-    [(1, 1, 64, 150, None), (2, 2, 5, 37, SMALL), (1, 3, 16, 129, None)],
-)
-def test_queries_are_coded_where_they_are_multiplied(
-    blocks: int, width: int, heads: int, entries: int, shape: ScoreShape | None
-) -> None:
-    case, faults = Scored(blocks, width, heads, entries, torch.float8_e4m3fn), no_faults(DEVICE)
-    tokens, generator = blocks * width, seeded(7)
-    q = torch.randn(tokens, heads, 32, generator=generator, device=DEVICE).bfloat16()
-    angles = torch.randn(tokens, 1, 8, generator=generator, device=DEVICE) * 9
-    turns = torch.polar(torch.ones_like(angles), angles)
-    parts, before = torch.stack([case.weights.flatten(0, 1), -0.5 * case.weights.flatten(0, 1)]), q.clone()
-    codes, scaled = code_queries(q, turns, parts)
-
-    def scores(q: Tensor, weights: Tensor, turns: Tensor | None = None) -> Tensor:
-        own, rest = q.view(blocks, width, heads, 32), (case.keys, case.scales, case.rows, case.counts)
-        return index_scores(own, weights, *rest, faults, shape, turns)
-
-    assert same(scores(q, parts, turns), scores(codes, scaled.view(blocks, width, heads)), ROUNDED)
-    assert torch.equal(q, before)
-    assert not faults.any()
-    with pytest.raises(ShapeMismatch):
-        scores(q, parts[:, :, 1:], turns)
-
-
 def drawn(kind: str, rows: int, columns: int) -> Tensor:
     """Scores [rows, columns] of a kind that is hard in its own way."""
     generator = seeded(columns)
