@@ -26,7 +26,7 @@ from engine.model.model import DeepseekV4
 from engine.rank_weights import rank_weights
 from engine.runner.collectives import close_groups, open_groups
 from engine.runner.forward import commit_step, forward
-from engine.runner.near import bytes_of_steps, close_near, open_near
+from engine.runner.near import bytes_of_steps, open_near
 from engine.start_memory import MemoryTable, weights_by_kind
 
 SILENT_S = 120.0
@@ -83,7 +83,6 @@ def live(rank: int, job: Job, meet_at: str, pipe: Connection) -> None:
             measure(job, groups, device, pipe)
         finally:
             gc.collect()
-            close_near(groups)
             close_groups(groups)
     except BaseException:
         pipe.send(("failed", traceback.format_exc()))

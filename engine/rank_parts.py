@@ -74,6 +74,7 @@ class ModelParts:
         """Weights, cache, warm-up. Imports torch, a second for which the link's greeting must not wait."""
         import torch
 
+        from engine.kernel_sets import kernel_set
         from engine.loading import load_rank
         from engine.model.groups import ONE, Group, Groups
         from engine.runner.collectives import open_groups
@@ -86,7 +87,8 @@ class ModelParts:
             return load_rank(settings, say, Groups(Group(self._rank, ranks, None, None), ONE))
         meet_at = f"file://{self._meeting}/groups"
         self._groups = open_groups(self._rank, ranks, settings.ep_size, device, meet_at, settings.watchdog_s)
-        self._groups = open_near(self._groups, device, bytes_of_steps(settings), settings.watchdog_s, say)
+        if kernel_set(settings) == "triton":
+            self._groups = open_near(self._groups, device, bytes_of_steps(settings), settings.watchdog_s, say)
         return load_rank(settings, say, self._groups)
 
     def device(
@@ -179,7 +181,5 @@ class ModelParts:
             torch.cuda.empty_cache()
         elif part == "groups" and self._groups is not None:
             from engine.runner.collectives import close_groups
-            from engine.runner.near import close_near
 
-            close_near(self._groups)
             close_groups(self._groups)

@@ -21,25 +21,17 @@ class Collectives(Protocol):
         """parts [ranks, ...], contiguous, part r for rank r: [ranks, ...], part r from rank r."""
 
 
-class Owner(Protocol):
-    """What memory belongs to."""
-
-    def close(self) -> None:
-        """Lets it go."""
-
-
 @dataclass(frozen=True, slots=True)
 class Near:
-    """Memory of every rank's device that the kernels of every rank's device read and write.
+    """Memory of every rank's device that the kernels of every rank's device read and write. It goes with the
+    processes.
 
     regions     uint8, by rank, of equal sizes, as this rank addresses them; zeros when they were made
     patience_s  how long a kernel waits for another rank's
-    owners      what the regions belong to
     """
 
     regions: tuple[Tensor, ...]
     patience_s: float
-    owners: tuple[Owner, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
+from datetime import timedelta
 from itertools import combinations
 from typing import Any, NamedTuple
 
@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from engine.config import Settings
-from engine.errors import ConfigError, DescriptorError, RegionInUse
+from engine.errors import CollectiveFailed, ConfigError, DescriptorError
 from engine.kernels.near_planes import bytes_for
 from engine.model.config import ModelConfig
 from engine.model.groups import Groups, Near
@@ -29,21 +29,23 @@ WITHIN_S = 60.0
 
 
 def bytes_of_steps(settings: Settings) -> int:
-    """Of a region with room for the largest steps: a chunk of prompts beside requests that decode.
+    """Of a region with room for the largest steps: a chunk of prompts beside requests that decode or verify.
 
     raises ConfigError
     """
     config, rows = ModelConfig.from_json(settings.model_path), settings.chunked_prefill_size
-    rows += settings.max_running_requests
+    block = config.dspark.block_size if settings.speculative_algorithm and config.dspark else 0
+    rows += settings.max_running_requests * (1 + (settings.speculative_num_draft_tokens or block))
     return bytes_for(settings.dp_size, rows, config.hidden_size, config.num_experts_per_tok)
 
 
 class _Rank(NamedTuple):
-    """What a rank tells the others: where it waits, who it is, its device; or why its device can't."""
+    """What a rank tells the others: where it waits, who it is, its device and region; or why it can't."""
 
     path: str
     identity: Identity
     uuid: bytes
+    size: int
     token: bytes
     fault: str
 
@@ -54,43 +56,36 @@ def open_near(
     """These groups, whose experts' group shares memory where all of its devices reach each other.
 
     Called by every rank after `open_groups`. Where one can't, none does, and each says why: experts' rows go
-    by the group's collectives then. `close_near` ends it.
+    by the group's collectives then. The memory goes with the process.
 
     size        of each rank's region at least, in bytes; equal on all ranks
     patience_s  how long a kernel waits for another rank's
-    raises      DescriptorError where a rank is lost meanwhile
+    raises      CollectiveFailed where a rank is lost meanwhile
     """
     if groups.ep.size == 1 or device.type != "cuda":
         return groups
-    opening = _Opening(groups.ep.rank, device.index or 0, size)
+    rendezvous = Rendezvous()
     try:
+        opening = _Opening(groups.ep.rank, device.index or 0, size, rendezvous)
         if fault := opening.prepare():
             say(f"devices share no memory, experts' rows go by collectives: {fault}")
             return groups
         regions = opening.exchange()
+        tensors = tuple(device_tensor(one, opening.number, torch.uint8, (one.nbytes,)) for one in regions)
+    except (DescriptorError, RuntimeError) as error:
+        raise CollectiveFailed(f"memory of {groups.ep.size} ranks couldn't be shared: {error}") from error
     finally:
-        opening.rendezvous.close()
-    tensors = tuple(device_tensor(one, opening.number, torch.uint8, (one.nbytes,)) for one in regions)
-    # Nobody tells a turn before all have their regions, which are cleared then.
-    dist.barrier(group=opening.group)
+        rendezvous.close()
     say(f"experts' rows go by memory of the devices: {tensors[0].numel() >> 20} MiB of each")
-    return replace(groups, ep=replace(groups.ep, near=Near(tensors, patience_s, regions)))
-
-
-def close_near(groups: Groups) -> None:
-    """Lets the memory go, where it was opened; what kernels or tensors still use goes with the process."""
-    if groups.ep.near is not None:
-        for region in groups.ep.near.owners:
-            with suppress(RegionInUse):
-                region.close()
+    return replace(groups, ep=replace(groups.ep, near=Near(tensors, patience_s)))
 
 
 class _Opening:
     """One rank's part of it."""
 
-    def __init__(self, rank: int, number: int, size: int) -> None:
-        self.rank, self.number, self._size = rank, number, size
-        self.rendezvous, self.group = Rendezvous(), dist.new_group(backend="gloo")
+    def __init__(self, rank: int, number: int, size: int, rendezvous: Rendezvous) -> None:
+        self.rank, self.number, self._size, self.rendezvous = rank, number, size, rendezvous
+        self.group = dist.new_group(backend="gloo", timeout=timedelta(seconds=WITHIN_S))
         self._own: DeviceRegion | None = None
         self._driver: Driver | None = None
         self._ranks: list[_Rank] = []
@@ -108,15 +103,21 @@ class _Opening:
             torch.cuda.current_stream(self.number).synchronize()
         except (DescriptorError, ConfigError) as error:
             fault = str(error)
-        told = _Rank(self.rendezvous.path, identity_of(os.getpid()), uuid, secrets.token_bytes(16), fault)
+        place, own = self.rendezvous.path, identity_of(os.getpid())
+        told = _Rank(place, own, uuid, self._size, secrets.token_bytes(16), fault)
         self._ranks = _gathered(told, self.group)
         if all(not rank.fault for rank in self._ranks):
             fault = self._reach()
-        return _first(_gathered(fault, self.group))
+        fault = _first(_gathered(fault, self.group))
+        if fault and self._own is not None:
+            self._own.close()
+        return fault
 
     def _reach(self) -> str:
         """Why this rank's device doesn't reach every other rank's, if it doesn't."""
         assert self._driver is not None
+        if len({rank.size for rank in self._ranks}) > 1:
+            return f"regions are of {sorted({rank.size for rank in self._ranks})} bytes"
         try:
             for rank in self._ranks:
                 self._driver.check_reaches(self.number, self._driver.device_of(rank.uuid))
@@ -133,7 +134,8 @@ class _Opening:
                 other = sum(pair) - self.rank
                 with self._connected(pair, other) as connection:
                     regions[other] = self._swapped(connection, other)
-            # A rendezvous takes whoever comes first: one pair at a time.
+            # A rendezvous takes whoever comes first: one pair at a time. Behind the last one all regions are
+            # there, and cleared.
             dist.barrier(group=self.group)
         return tuple(regions[rank] for rank in sorted(regions))
 

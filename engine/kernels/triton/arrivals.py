@@ -19,12 +19,29 @@ from triton.language.extra.cuda import globaltimer
 from engine.kernels.triton.faults import PEER, report
 from engine.kernels.triton.formats import INTERPRETED
 
+_FENCE = tl.constexpr("""{
+.reg .pred one;
+.reg .b32 thread;
+mov.u32 thread, %tid.x;
+setp.eq.u32 one, thread, 0;
+@one fence.acq_rel.sys;
+mov.u32 $0, 0;
+}""")
+_STORE = tl.constexpr("""{
+.reg .pred one;
+.reg .b32 thread;
+mov.u32 thread, %tid.x;
+setp.eq.u32 one, thread, 0;
+@one st.relaxed.sys.global.b64 [$1], $2;
+mov.u32 $0, 0;
+}""")
+"""Of the first thread, behind a barrier: what the others wrote before it comes first."""
 SPIN_NS = tl.constexpr(1000)
 """What a look at the flags counts for where kernels are interpreted and have no clock."""
 
 
 THREADS, MANY = 128, 1024
-"""Of a program that waits, each with a flag of its own; and flags looked at at once where they are more."""
+"""Of a program that waits, each with a flag of its own; and flags that it looks at at once in large steps."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +61,7 @@ class Arrival:
 
 @triton.jit
 def await_flags(flags, count, turn, faults, patience_ns, WIDE: tl.constexpr, APART: tl.constexpr):
-    """Until `count` flags that lie APART have this turn, or patience is over, or something failed before.
+    """Until `count` flags that lie APART have this turn, or patience is over, here or in a wait before.
 
     WIDE  that are looked at at once, THREADS or more
     """
@@ -60,12 +77,13 @@ def await_flags(flags, count, turn, faults, patience_ns, WIDE: tl.constexpr, APA
                 spent += SPIN_NS
             else:
                 spent = globaltimer() - begin
-            # Each thread has a lane of its own, and reads clock and fault at another time: all go by one
-            # answer.
-            late = (spent + lane > patience_ns) | (tl.load(faults + lane * 0, volatile=True) != 0)
-            if (behind == 1) & (tl.max(late.to(tl.int32), 0) == 1):
-                report(faults, PEER)
-                behind = 2
+            if behind == 1:
+                # Each thread has a lane of its own, and reads clock and fault at another time: all go by one
+                # answer.
+                lost = tl.load(faults + lane * 0, volatile=True) & PEER
+                if tl.max(((spent + lane > patience_ns) | (lost != 0)).to(tl.int32), 0) == 1:
+                    report(faults, PEER)
+                    behind = 2
     if not INTERPRETED:
         tl.inline_asm_elementwise(
             "fence.acq_rel.sys; mov.u32 $0, 0;", "=r", [], dtype=tl.int32, is_pure=False, pack=1
@@ -74,9 +92,21 @@ def await_flags(flags, count, turn, faults, patience_ns, WIDE: tl.constexpr, APA
 
 
 @triton.jit
-def tell(bases, at, turn, RANKS: tl.constexpr):
-    """Stores the turn at byte `at` of every rank's memory, after all that this program wrote."""
+def tell(bases, at, turn, rank, faults, RANKS: tl.constexpr):
+    """Stores the turn at byte `at` of every rank's memory, after all that this program wrote.
+
+    A rank that waited in vain tells nothing: what it has is not what the others wait for.
+    """
     tl.debug_barrier()
-    for rank in tl.static_range(RANKS):
-        flag = (tl.load(bases + rank) + at).to(tl.pointer_type(tl.int64))
-        tl.atomic_xchg(flag, turn, sem="release", scope="sys")
+    if (tl.load(faults, volatile=True) & PEER) == 0:
+        if not INTERPRETED:
+            tl.inline_asm_elementwise(_FENCE, "=r", [], dtype=tl.int32, is_pure=False, pack=1)
+        for step in tl.static_range(RANKS):
+            # The others first: they wait.
+            flag = tl.load(bases + (rank + 1 + step) % RANKS) + at
+            if INTERPRETED:
+                tl.store(flag.to(tl.pointer_type(tl.int64)), turn)
+            else:
+                tl.inline_asm_elementwise(
+                    _STORE, "=r,l,l", [flag, turn], dtype=tl.int32, is_pure=False, pack=1
+                )

@@ -74,7 +74,7 @@ def check_faults(bits: int) -> None:
     raises  CollectiveFailed where another rank's device was silent, PageAccounting that names what pointed
             outside
     """
-    if bits & Fault.PEER:
+    if bits == Fault.PEER:
         raise CollectiveFailed("a device waited in vain for rows from another rank's")
     if bits:
         raise PageAccounting(f"a kernel met indices outside: {Fault(bits)!r}")

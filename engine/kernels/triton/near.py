@@ -32,7 +32,7 @@ from engine.kernels.triton.quantise import code_words
 
 @triton.jit(do_not_specialize=["count", "rank", "rows"])
 def _push(
-    x, ids, weights, bases, turns, count, rank, rows, groups, codes_at, scales_at, ids_at, weights_at,
+    x, ids, weights, bases, turns, faults, count, rank, rows, groups, codes_at, scales_at, ids_at, weights_at,
     RANKS: tl.constexpr, CHOICES: tl.constexpr, PADDED: tl.constexpr, GROUPS: tl.constexpr,
     FLOOR: tl.constexpr,
 ):  # fmt: skip
@@ -60,7 +60,7 @@ def _push(
         tl.store((base + ids_at).to(tl.pointer_type(tl.int32)) + there * CHOICES + place, own, mask=chosen)
         out = (base + weights_at).to(tl.pointer_type(tl.float32)) + there * CHOICES
         tl.store(out + place, weight, mask=chosen)
-    tell(bases, there * 8, turn, RANKS)
+    tell(bases, there * 8, turn, rank, faults, RANKS)
 
 
 @triton.jit(do_not_specialize=["count", "rank"])
@@ -76,7 +76,7 @@ def _join_home(
     await_previous()
     turn = tl.load(turns + 1)
     if first:
-        tell(bases, through_at + rank.to(tl.int64) * APART * 8, turn, RANKS)
+        tell(bases, through_at + rank.to(tl.int64) * APART * 8, turn, rank, faults, RANKS)
     total = tl.load(extra + row * hidden + channel, mask=held, other=0.0).to(tl.float32)
     await_flags(through, RANKS, turn, faults, patience_ns, THREADS, APART)
     sum = tl.zeros((WIDE,), tl.float32)
@@ -144,8 +144,8 @@ def push(reach: Reach, x: Tensor, ids: Tensor, weights: Tensor, rows: int) -> Pu
         raise ShapeMismatch(f"x {tuple(x.shape)}, ids {tuple(ids.shape)} for {rows} rows of {cut}")
     groups = hidden // GROUP
     _push[(rows,)](
-        x, ids, weights, reach.bases, reach.turns, count, reach.rank, rows, groups, cut.codes, cut.scales,
-        cut.ids, cut.weights, cut.ranks, choices, triton.next_power_of_2(choices),
+        x, ids, weights, reach.bases, reach.turns, reach.faults, count, reach.rank, rows, groups, cut.codes,
+        cut.scales, cut.ids, cut.weights, cut.ranks, choices, triton.next_power_of_2(choices),
         triton.next_power_of_2(groups), AMAX_FLOOR, **ahead(rows),
     )  # fmt: skip
     every = cut.ranks * rows

@@ -202,8 +202,8 @@ def sort_choices(
     owners = torch.empty(blocks, dtype=torch.int32, device=ids.device)
     if choices:
         ids, counts, counted = ids.contiguous(), owners, choices > FEW
-        chunk, early = min(CHUNK, max(128, triton.next_power_of_2(choices))), ahead(len(ids))
-        waits, flags = _waits(arrival, ids)
+        chunk = CHUNK if counted else max(128, triton.next_power_of_2(choices))
+        waits, flags = _waits(arrival, ids, MANY if counted else THREADS)
         if counted:
             counts = torch.empty(experts, dtype=torch.int32, device=ids.device)
             _count[(experts,)](ids, counts, choices, first, *waits, chunk, flags)
@@ -211,15 +211,16 @@ def sort_choices(
         wide = triton.next_power_of_2(experts)
         _sort[(experts + 1,)](
             ids, counts, slots, owners, choices, experts, blocks, first, *waits, rows, wide, chunk, counted,
-            flags, **early,
+            flags, **ahead(len(ids)),
         )  # fmt: skip
     return Blocks(slots, owners, rows)
 
 
-def _waits(arrival: Arrival | None, unread: Tensor) -> tuple[tuple[Tensor, int, Tensor, Tensor, int], int]:
+def _waits(
+    arrival: Arrival | None, unread: Tensor, lanes: int
+) -> tuple[tuple[Tensor, int, Tensor, Tensor, int], int]:
     """A kernel's arguments, and its lanes for flags: none where it waits for nothing."""
     if arrival is None:
         return (unread, 0, unread, unread, 0), 0
     count = arrival.flags.numel()
-    waits = arrival.flags, count, arrival.turns, arrival.faults, arrival.patience_ns
-    return waits, THREADS if count <= THREADS else MANY
+    return (arrival.flags, count, arrival.turns, arrival.faults, arrival.patience_ns), lanes

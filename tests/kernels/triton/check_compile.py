@@ -143,7 +143,7 @@ CASES: dict[str, tuple[Any, dict[str, str], dict[str, Any]]] = {
     "join": (combine._join, {}, {"PARTS": 2, "CHOICES": 6, "WIDE": 1024}),
     "pack": (pack._pack, {"out": "*u8"}, {"CHOICES": 6, "PADDED": 8, "WIDE": 4096}),
     "push": (
-        near._push, {"bases": "*i64", "turns": "*i64"},
+        near._push, {**WAITING, "bases": "*i64"},
         {"RANKS": 2, "CHOICES": 6, "PADDED": 8, "GROUPS": 32, "FLOOR": 1e-4},
     ),
     "join home": (

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from engine.errors import CollectiveFailed, ShapeMismatch
+from engine.errors import CollectiveFailed, PageAccounting, ShapeMismatch
 from engine.kernels.near_planes import LINE, bytes_for, planes, rows_within
 from engine.kernels.triton import near, routing
 from engine.kernels.triton.arrivals import Arrival
-from engine.kernels.triton.faults import check_faults, no_faults
+from engine.kernels.triton.faults import Fault, check_faults, no_faults
 from engine.kernels.triton.near import Reach
 from tests.kernels.triton import near_ranks
 from tests.kernels.triton.cases import DEVICE, values
@@ -48,12 +48,28 @@ def test_a_rank_that_never_writes_is_a_failure_that_is_told() -> None:
         check_faults(int(reach.faults))
 
 
-def test_a_fault_ends_all_waiting_at_once() -> None:
-    reach, _ = alone(10**15)
-    reach.faults.fill_(1)
+def test_who_waited_in_vain_waits_no_more_and_tells_nothing() -> None:
+    reach, other = alone(10**15)
+    reach.faults.fill_(int(Fault.PEER))
     flags = torch.zeros(2, dtype=torch.int64, device=DEVICE)
     ids = torch.zeros(1, 2, dtype=torch.int32, device=DEVICE)
     routing.sort_choices(ids, 1, 16, 0, Arrival(flags, reach.turns, reach.faults, reach.patience_ns))
+    near.push(reach, values(0, 1, 128), ids, torch.rand(1, 2, device=DEVICE), 1)
+    near.join_home(reach, ids, values(1, 1, 128))
+    assert not other.view(torch.int64)[0]
+    assert not reach.plane(reach.planes.through, torch.int64, 1)
+
+
+def test_an_index_outside_is_told_as_what_it_is_and_ends_no_waiting() -> None:
+    reach, _ = alone(20_000)
+    reach.faults.fill_(int(Fault.KEY_ROW))
+    ids = torch.zeros(1, 2, dtype=torch.int32, device=DEVICE)
+    pushed = near.push(reach, values(0, 1, 128), ids, torch.rand(1, 2, device=DEVICE), 1)
+    pushed.arrival.flags.fill_(1)
+    routing.sort_choices(pushed.ids, 1, 16, 0, pushed.arrival)
+    assert int(reach.faults) == Fault.KEY_ROW
+    with pytest.raises(PageAccounting, match="KEY_ROW"):
+        check_faults(int(reach.faults) | Fault.PEER)
 
 
 def test_what_does_not_fit_is_refused() -> None:

@@ -29,7 +29,7 @@ from engine.runner.forward import commit_step
 from engine.runner.graph_layout import GraphKey
 from engine.runner.graph_path import TargetPath
 from engine.runner.graphs import Graphs
-from engine.runner.near import close_near, open_near
+from engine.runner.near import open_near
 from tests.kernels.triton.check_ops import FIELDS
 
 RANKS, SILENT_S, END_S = 2, 60.0, 60.0
@@ -105,7 +105,6 @@ def live(rank: int, device: str, shared: bool, meet_at: str, pipe: Connection) -
         gc.collect()
         if device == "cuda":
             torch.cuda.empty_cache()
-        close_near(groups)
         close_groups(groups)
         pipe.send(("line", "closed"))
     except BaseException:

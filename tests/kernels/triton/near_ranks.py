@@ -19,7 +19,7 @@ from engine.model.groups import Near
 from engine.model.parallel import Experts, SpreadExperts
 from engine.model.quantised import Fp4Experts
 from engine.runner.collectives import close_groups, open_groups
-from engine.runner.near import close_near, open_near
+from engine.runner.near import open_near
 from tests.kernels.triton.cases import DEVICE, fp4_weight, seeded, values
 from tests.kernels.triton.check_ops import FIELDS
 
@@ -62,7 +62,7 @@ def live(rank: int, meet_at: str, regions: list[Tensor], pipe: multiprocessing.c
     if DEVICE == "cuda":
         groups = open_near(groups, device, ROOM, SILENT_S, print)
     else:
-        groups = replace(groups, ep=replace(groups.ep, near=Near(tuple(regions), SILENT_S, ())))
+        groups = replace(groups, ep=replace(groups.ep, near=Near(tuple(regions), SILENT_S)))
     assert groups.ep.near is not None
     first, ops = rank * EXPERTS // RANKS, TritonOps(device)
     config = ModelConfig.from_dict(
@@ -80,7 +80,6 @@ def live(rank: int, meet_at: str, regions: list[Tensor], pipe: multiprocessing.c
     ops.check()
     del direct, ways
     pipe.send(told)
-    close_near(groups)
     close_groups(groups)
 
 
