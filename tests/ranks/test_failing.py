@@ -64,5 +64,6 @@ def test_settings_that_contradict_are_refused() -> None:
 
 def test_more_rows_than_the_ranks_agreed_on_are_refused() -> None:
     x, ids = torch.zeros(3, 8), torch.zeros(3, 2, dtype=torch.int64)
+    moe = Build(()).model(ALONE).layers[0].weights.moe
     with pytest.raises(ShapeMismatch, match="3 rows, but the ranks agreed on 2"):
-        SpreadExperts(ONE, 0).send(TorchOps(), x, ids, torch.zeros(3, 2), 2)
+        SpreadExperts(ONE, 0).send(TorchOps(), x, ids, torch.zeros(3, 2), 2, moe)
