@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from engine.kernels.near_experts import NearExperts, NearRows
-from engine.kernels.near_planes import rows_within
+from engine.kernels.near_planes import bytes_for, rows_within
 from engine.kernels.triton_ops import TritonOps
 from engine.model.config import ModelConfig
 from engine.model.expert_layout import laid_experts
@@ -23,11 +23,14 @@ from engine.runner.near import open_near
 from tests.kernels.triton.cases import DEVICE, fp4_weight, seeded, values
 from tests.kernels.triton.check_ops import FIELDS
 
-RANKS, SILENT_S = 2, 120.0
-HIDDEN, INNER, EXPERTS, CHOICES = 256, 128, 8, 2
-ROOM = 2 << 20 if DEVICE == "cuda" else 220 << 10
+RANKS, SILENT_S = 2 if DEVICE == "cuda" else 3, 120.0
+HIDDEN, INNER, EXPERTS, CHOICES = 384, 128, 12, 3
+ROOM = 2 << 20 if DEVICE == "cuda" else bytes_for(RANKS, 90, HIDDEN, CHOICES)
 FITS = rows_within(ROOM, RANKS, HIDDEN, CHOICES)
-STEPS = ((1, (1, 1)), (3, (2, 3)), (3, (0, 1)), (3, (3, 0)), (130, (130, 2)), (1, (1, 0)), (FITS + 1, (5, 2)))
+STEPS = (
+    (1, (1, 1, 1)), (3, (2, 3, 1)), (3, (0, 1, 0)), (3, (3, 0, 2)), (90, (90, 2, 7)), (1, (1, 0, 1)),
+    (FITS + 1, (5, 2, 0)),
+)  # fmt: skip
 """Agreed rows, and each rank's own. The fifth step counts choices first, the last has no room in a region."""
 
 
