@@ -139,17 +139,18 @@ def milliseconds(calls: list[Callable[[], object]], replays: int = 7, best: bool
 
 
 def measured_rates() -> Rates:
-    """Reading 4 GiB, and square products of random values. Floors are of the best rates: clocks may have been
-    low before.
+    """Square products of random values, then reading 4 GiB. Floors are of the best rates: a device that had
+    little to do has low clocks at first.
     """
-    big = torch.randn(1 << 30, device="cuda")
-    read = 4 * big.numel() / (1e-3 * milliseconds([big.sum] * 2, RATE_REPLAYS, best=True))
-    del big
     size = 8192
     a, b = (torch.randn(size, size, device="cuda") for _ in range(2))
     wide = [t.bfloat16() for t in (a, b)]
-    bf16 = 2 * size**3 / (1e-3 * milliseconds([lambda: wide[0] @ wide[1]] * 4, RATE_REPLAYS, best=True))
+    bf16 = milliseconds([lambda: wide[0] @ wide[1]] * 4, RATE_REPLAYS, best=True)
     small = [t.to(torch.float8_e4m3fn) for t in (a, b)]
     one = torch.ones((), device="cuda")
     call = lambda: torch._scaled_mm(small[0], small[1].t(), one, one, out_dtype=torch.bfloat16)  # noqa: E731
-    return Rates(read, bf16, 2 * size**3 / (1e-3 * milliseconds([call] * 4, RATE_REPLAYS, best=True)))
+    fp8 = milliseconds([call] * 4, RATE_REPLAYS, best=True)
+    big = torch.randn(1 << 30, device="cuda")
+    read = milliseconds([big.sum] * 2, RATE_REPLAYS, best=True)
+    operations = 2e3 * size**3
+    return Rates(4e3 * big.numel() / read, operations / bf16, operations / fp8)
