@@ -64,7 +64,8 @@ class NearExperts(SpreadExperts):
         """As Experts.send."""
         if not isinstance(moe.routed, Fp4Experts) or not 0 < rows <= self._reach.planes.rows:
             return super().send(ops, x, ids, weights, rows, moe)
-        pushed = push(self._reach, x.contiguous(), ids.contiguous(), weights.contiguous(), rows)
+        ids = ids.contiguous()
+        pushed = push(self._reach, x.contiguous(), ids, weights.contiguous(), rows)
         return NearRows(x, ids, weights, pushed, self.first)
 
     def run(self, ops: TorchOps, sent: ExpertRows, moe: MoeWeights, limit: float) -> Tensor:
@@ -82,4 +83,4 @@ class NearExperts(SpreadExperts):
         """As Experts.back."""
         if not isinstance(sent, NearRows):
             return super().back(ops, sent, given, shared)
-        return join_home(self._reach, sent.ids.contiguous(), shared)
+        return join_home(self._reach, sent.ids, shared)

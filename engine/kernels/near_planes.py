@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import accumulate
 
-GROUP = 128
-"""Channels of a row that have one scale."""
+from engine.model.quant import FP8_BLOCK
+
 LINE = 128
 """Bytes between what is written by different ranks, and between planes."""
 
@@ -35,17 +35,22 @@ class Planes:
 
 def planes(ranks: int, rows: int, hidden: int, choices: int) -> Planes:
     """The planes for these sizes; `hidden` is a multiple of 128."""
+    sizes = _sizes(ranks, rows, hidden, choices)
+    return Planes(ranks, rows, hidden, choices, *accumulate(-(-size // LINE) * LINE for size in sizes))
+
+
+def _sizes(ranks: int, rows: int, hidden: int, choices: int) -> tuple[int, ...]:
+    """Bytes of each plane; all but the ranks' flags are so many times those of one row."""
     every = ranks * rows
-    sizes = (
-        8 * every, every * hidden, every * hidden // GROUP * 4, every * choices * 4, every * choices * 4,
+    return (
+        8 * every, every * hidden, every * hidden // FP8_BLOCK * 4, every * choices * 4, every * choices * 4,
         ranks * LINE, rows * choices * hidden * 2,
     )  # fmt: skip
-    return Planes(ranks, rows, hidden, choices, *accumulate(-(-size // LINE) * LINE for size in sizes))
 
 
 def rows_within(size: int, ranks: int, hidden: int, choices: int) -> int:
     """Rows of each rank for which a region of so many bytes has room."""
-    row = ranks * (8 + hidden + hidden // GROUP * 4 + 8 * choices) + choices * hidden * 2
+    row = sum(_sizes(ranks, 1, hidden, choices)) - ranks * LINE
     return max(0, (size - _between(ranks)) // row)
 
 

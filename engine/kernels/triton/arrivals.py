@@ -19,27 +19,23 @@ from triton.language.extra.cuda import globaltimer
 from engine.kernels.triton.faults import PEER, report
 from engine.kernels.triton.formats import INTERPRETED
 
-_FENCE = tl.constexpr("""{
+
+def _of_first(instruction: str) -> tl.constexpr:
+    """PTX of the first thread alone; behind a barrier, what the others wrote before comes first."""
+    return tl.constexpr(f"""{{
 .reg .pred one;
 .reg .b32 thread;
 mov.u32 thread, %tid.x;
 setp.eq.u32 one, thread, 0;
-@one fence.acq_rel.sys;
+@one {instruction}
 mov.u32 $0, 0;
-}""")
-_STORE = tl.constexpr("""{
-.reg .pred one;
-.reg .b32 thread;
-mov.u32 thread, %tid.x;
-setp.eq.u32 one, thread, 0;
-@one st.relaxed.sys.global.b64 [$1], $2;
-mov.u32 $0, 0;
-}""")
-"""Of the first thread, behind a barrier: what the others wrote before it comes first."""
+}}""")
+
+
+_FENCE = _of_first("fence.acq_rel.sys;")
+_STORE = _of_first("st.relaxed.sys.global.b64 [$1], $2;")
 SPIN_NS = tl.constexpr(1000)
 """What a look at the flags counts for where kernels are interpreted and have no clock."""
-
-
 THREADS, MANY = 128, 1024
 """Of a program that waits, each with a flag of its own; and flags that it looks at at once in large steps."""
 
@@ -65,8 +61,9 @@ def await_flags(flags, count, turn, faults, patience_ns, WIDE: tl.constexpr, APA
 
     WIDE  that are looked at at once, THREADS or more
     """
-    begin = tl.zeros((), tl.int64) if INTERPRETED else globaltimer()
-    spent = begin - begin
+    begin, spent = tl.zeros((), tl.int64), tl.zeros((), tl.int64)
+    if not INTERPRETED:
+        begin = globaltimer()
     for first in range(0, count, WIDE):
         lane = first + tl.arange(0, WIDE)
         behind = 1

@@ -25,30 +25,26 @@ EIGHTS = gl.constexpr(gl.NVMMASharedLayout(128, 64, 2))
 """What matrix units read as bfloat16, by pairs and by words."""
 FLAT_ROWS = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
 
-_DECODE = gl.constexpr("""{
+
+def _halves(word: str, first: int) -> str:
+    """PTX of the four codes of a word, to results `first` and the next one."""
+    return f"""and.b32 z, {word}, 0x7F7F7F7F;
+and.b32 y, {word}, 0x80808080;
+prmt.b32 a, z, 0, 0x4140;
+prmt.b32 b, y, 0, 0x1404;
+mad.lo.u32 a, a, 16, b;
+mul.rn.bf16x2 ${first}, a, $5;
+prmt.b32 a, z, 0, 0x4342;
+prmt.b32 b, y, 0, 0x3424;
+mad.lo.u32 a, a, 16, b;
+mul.rn.bf16x2 ${first + 1}, a, $5;
+"""
+
+
+_DECODE = gl.constexpr(f"""{{
 .reg .b32 lo, hi, z, y, a, b;
-mov.b64 {lo, hi}, $4;
-and.b32 z, lo, 0x7F7F7F7F;
-and.b32 y, lo, 0x80808080;
-prmt.b32 a, z, 0, 0x4140;
-prmt.b32 b, y, 0, 0x1404;
-mad.lo.u32 a, a, 16, b;
-mul.rn.bf16x2 $0, a, $5;
-prmt.b32 a, z, 0, 0x4342;
-prmt.b32 b, y, 0, 0x3424;
-mad.lo.u32 a, a, 16, b;
-mul.rn.bf16x2 $1, a, $5;
-and.b32 z, hi, 0x7F7F7F7F;
-and.b32 y, hi, 0x80808080;
-prmt.b32 a, z, 0, 0x4140;
-prmt.b32 b, y, 0, 0x1404;
-mad.lo.u32 a, a, 16, b;
-mul.rn.bf16x2 $2, a, $5;
-prmt.b32 a, z, 0, 0x4342;
-prmt.b32 b, y, 0, 0x3424;
-mad.lo.u32 a, a, 16, b;
-mul.rn.bf16x2 $3, a, $5;
-}""")
+mov.b64 {{lo, hi}}, $4;
+{_halves("lo", 0)}{_halves("hi", 2)}}}""")
 """Eight codes: magnitudes to bits 4 to 10 of a bfloat16 by a multiplication, which is another pipe's work,
 signs to bit 15; and a pair of factors times each pair."""
 

@@ -35,6 +35,7 @@ KINDS = {
 }  # fmt: skip
 """Few rows or many, rows of drafts or single ones, with masks or without, with or without drafts' logits."""
 BATCHES = (1, 2, 3, 8, 15, 16, 17, 32)
+WEIGHT = Fp8Weight(*fp8_weight(1, 128, 2048))
 
 
 @pytest.fixture
@@ -96,7 +97,7 @@ def sized(rows: int, agreed: int) -> None:
     phase = torch.zeros(6, rows, dtype=torch.int64)[3]
     project.add_parts(torch.empty(1, rows, 64), torch.empty(4, 64), phase, torch.empty(rows, 64))
     if rows > MANY_ROWS:
-        library.library_scales(torch.empty(rows, 16), Fp8Weight(*fp8_weight(1, 128, 2048)))
+        library.library_scales(torch.empty(rows, 16), WEIGHT)
 
 
 def test_prompts_of_any_size_compile_nothing_behind_the_start(compiled: dict[str, set[str]]) -> None:
