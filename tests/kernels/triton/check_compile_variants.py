@@ -12,8 +12,10 @@ from triton.compiler import make_backend
 from triton.runtime.jit import JITFunction, create_function_from_signature
 
 from engine.kernel_sets import choices
+from engine.kernels.near_planes import planes
 from engine.kernels.triton import combine, experts, library, project, routing
 from engine.kernels.triton.linear import MANY_ROWS
+from engine.kernels.triton.near import Reach, join_home, push
 from engine.kernels.triton_ops import TritonOps
 from engine.messages import Sampling, SlotBind
 from engine.model.draft import BlockChoose
@@ -92,6 +94,13 @@ def sized(rows: int, agreed: int) -> None:
     """Launches what takes several numbers that go with a step's rows; this rank's, and what all agreed on."""
     ids = torch.zeros(agreed, 6, dtype=torch.int32)
     routing.sort_choices(ids, 256, experts.shape_for(ids.numel(), 256).rows)
+    turns, faults = torch.zeros(2, dtype=torch.int64), torch.zeros(1, dtype=torch.int32)
+    own = planes(2, 8200, 128, 6)
+    reach = Reach(1, own, torch.empty(own.bytes, dtype=torch.uint8), turns, turns, faults, 10**9)
+    own_ids = torch.zeros(rows, 6, dtype=torch.int32)
+    pushed = push(reach, torch.empty(rows, 128).bfloat16(), own_ids, torch.empty(rows, 6), agreed)
+    routing.sort_choices(pushed.ids, 128, 16, 128, pushed.arrival)
+    join_home(reach, own_ids, torch.empty(rows, 128))
     combine.join(torch.empty(2, agreed, 6, 128), torch.empty(rows, 128))
     # A step's columns are sent behind each other.
     phase = torch.zeros(6, rows, dtype=torch.int64)[3]
@@ -104,7 +113,7 @@ def test_prompts_of_any_size_compile_nothing_behind_the_start(compiled: dict[str
     for rows in (1, *chunk_sizes(8192)):
         sized(rows, rows)
     warm = {name: set(kinds) for name, kinds in compiled.items()}
-    assert warm.keys() == {"_count", "_sort", "_join", "_add", "_library_scales"}
+    assert warm.keys() == {"_push", "_count", "_sort", "_join_home", "_join", "_add", "_library_scales"}
     for rows in (3, 5, 7, 12, 24, 40, 96, 100, 136, 160, 300, 777, 1000, 4100, 8000):
         sized(rows, rows)
         sized(1, rows)
